@@ -1,0 +1,1 @@
+"""Operators that several methods share, each with a reference and faster backends."""

@@ -1,0 +1,68 @@
+"""Which implementation of an operator runs: the argument, else the environment, else automatic."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+
+import torch
+
+BACKEND_VARIABLE = "RITORNELLO_BACKEND"
+
+
+def choose_backend(
+    operator: str,
+    requested: str | None,
+    available: Mapping[str, str | None],
+    device: torch.device | str,
+) -> str:
+    """Names the backend that runs `operator` on `device`.
+
+    A backend that is asked for, by argument or by the environment variable `RITORNELLO_BACKEND`,
+    either runs or raises: nothing else is ever taken in its place.
+
+    Args:
+        operator: name of the operator, for messages.
+        requested: the caller's `backend` argument; None leaves the choice open.
+        available: every backend the operator has, the preferred one first, each with the reason why
+            it cannot run here, or None when it can.
+        device: where the inputs lie, for messages.
+
+    Returns:
+        A key of `available`.
+
+    Raises:
+        ValueError: the requested backend is unknown to the operator or cannot run on `device`.
+    """
+    source = f"backend={requested!r}"
+    if requested is None:
+        requested = os.environ.get(BACKEND_VARIABLE) or None
+        source = f"{BACKEND_VARIABLE}={requested}"
+    if requested is None:
+        return next(name for name, reason in available.items() if reason is None)
+    if requested not in available:
+        raise ValueError(f"{source}: {operator} has the backends {', '.join(available)}")
+    if (reason := available[requested]) is not None:
+        usable = ", ".join(name for name, why in available.items() if why is None)
+        raise ValueError(
+            f"{source}: {operator} cannot run there on device {device}: {reason}; usable: {usable}"
+        )
+    return requested
+
+
+def triton_obstacle(device: torch.device | str) -> str | None:
+    """Why Triton kernels cannot run on tensors of `device`; None when they can.
+
+    On the CPU they run in Triton's interpreter, which has to be asked for: TRITON_INTERPRET=1 set
+    before Triton is first imported.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if torch.device(device).type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    return "it needs a CUDA device, or TRITON_INTERPRET=1 for Triton's interpreter"
+
+
+def device_obstacle(device: torch.device | str, required: str) -> str | None:
+    """Why a backend written for device type `required` cannot run on `device`; None when it can."""
+    kind = torch.device(device).type
+    return None if kind == required else f"it needs a {required} device, the input is on {kind}"
