@@ -1,0 +1,1 @@
+"""Architectures that several papers train."""
