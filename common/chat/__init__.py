@@ -1,0 +1,45 @@
+"""Talking to models: one protocol for local models, endpoints, vLLM and scripts."""
+
+from ritornello.common.chat.protocol import (
+    CapabilityError,
+    ChatClient,
+    ChatError,
+    Completion,
+    ContextLengthError,
+    ContinuationScores,
+    EndpointError,
+    ErrorBudgetExceeded,
+    GenerationParams,
+    Image,
+    Message,
+    Prompt,
+    PromptLike,
+    Text,
+    Usage,
+    as_prompt,
+    replicates,
+    request_seed,
+)
+from ritornello.common.chat.scripted import ScriptedClient
+
+__all__ = [
+    "CapabilityError",
+    "ChatClient",
+    "ChatError",
+    "Completion",
+    "ContextLengthError",
+    "ContinuationScores",
+    "EndpointError",
+    "ErrorBudgetExceeded",
+    "GenerationParams",
+    "Image",
+    "Message",
+    "Prompt",
+    "PromptLike",
+    "ScriptedClient",
+    "Text",
+    "Usage",
+    "as_prompt",
+    "replicates",
+    "request_seed",
+]
