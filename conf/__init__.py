@@ -1,0 +1,1 @@
+"""Hydra configuration, read as pkg://ritornello.conf."""

@@ -1,0 +1,1 @@
+"""What is measured, per paper, and the command that measures it."""
