@@ -1,0 +1,18 @@
+"""Claims, verdicts, tables, figures, the HTML page."""
+
+from ritornello.common.reporting.card import Card, Check, Claim, load_card
+from ritornello.common.reporting.claims import Verdict, judge
+from ritornello.common.reporting.figures import Figure, new_figure
+from ritornello.common.reporting.results import Results
+
+__all__ = [
+    "Card",
+    "Check",
+    "Claim",
+    "Figure",
+    "Results",
+    "Verdict",
+    "judge",
+    "load_card",
+    "new_figure",
+]
