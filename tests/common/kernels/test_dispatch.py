@@ -22,6 +22,13 @@ def test_automatic_choice_is_the_first_backend_that_can_run():
     assert choose_backend("scan", None, AVAILABLE, "cpu") == "cpu"
 
 
+def test_interpreter_is_never_chosen_unasked():
+    ready = {"triton": None, "cpu": None}
+    assert choose_backend("scan", None, ready, "cpu") == "cpu"
+    assert choose_backend("scan", "triton", ready, "cpu") == "triton"
+    assert choose_backend("scan", None, ready, "cuda") == "triton"
+
+
 def test_argument_wins_over_the_environment(monkeypatch):
     monkeypatch.setenv(BACKEND_VARIABLE, "cpu")
     assert choose_backend("scan", None, AVAILABLE, "cpu") == "cpu"
