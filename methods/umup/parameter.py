@@ -1,0 +1,95 @@
+"""Parameters that carry what the u-muP learning-rate rules need (table 2).
+
+The tags are attributes of a plain `nn.Parameter`, not of a subclass, so that fused and foreach
+optimisers accept it.
+"""
+
+from types import MethodType
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+MupType = Literal["weight", "bias", "norm", "output"]
+
+
+def Parameter(  # noqa: N802 - it stands where nn.Parameter stood
+    data: Tensor,
+    mup_type: MupType,
+    *,
+    mup_scaling_depth: int | None = None,
+    requires_grad: bool = True,
+) -> nn.Parameter:
+    """An `nn.Parameter` with `mup_type` and `mup_scaling_depth`.
+
+    The tags survive deepcopy and pickle; modules of this package keep them through `to`,
+    `load_state_dict(assign=True)` and the assignment of a new parameter.
+
+    Args:
+        data: initial value; for weights drawn from N(0, 1).
+        mup_type: "weight" (hidden and embedding), "output" (readout), "bias" or "norm".
+        mup_scaling_depth: number of layers of the residual stack, None outside of one.
+        requires_grad: as for `nn.Parameter`.
+
+    Raises:
+        ValueError: for an unknown `mup_type`.
+    """
+    if mup_type not in get_args(MupType):
+        raise ValueError(f"mup_type must be one of {list(get_args(MupType))}, got {mup_type!r}")
+    parameter = nn.Parameter(data.detach(), requires_grad=requires_grad)
+    parameter.mup_type = mup_type
+    parameter.mup_scaling_depth = mup_scaling_depth
+    # deepcopy and pickle look these up on the object, and the class's own drop the attributes.
+    parameter.__deepcopy__ = MethodType(_deepcopy, parameter)
+    parameter.__reduce_ex__ = MethodType(_reduce, parameter)
+    return parameter
+
+
+def is_tagged(parameter: Tensor) -> bool:
+    """Whether `parameter` carries the tags of `Parameter`."""
+    return hasattr(parameter, "mup_type")
+
+
+def _rebuild(data: Tensor, mup_type: MupType, depth: int | None, requires_grad: bool):
+    return Parameter(data, mup_type, mup_scaling_depth=depth, requires_grad=requires_grad)
+
+
+def _tags(parameter: nn.Parameter) -> tuple[MupType, int | None, bool]:
+    return parameter.mup_type, parameter.mup_scaling_depth, parameter.requires_grad
+
+
+def _deepcopy(parameter: nn.Parameter, memo: dict) -> nn.Parameter:
+    if id(parameter) not in memo:
+        data = parameter.data.clone(memory_format=torch.preserve_format)
+        memo[id(parameter)] = _rebuild(data, *_tags(parameter))
+    return memo[id(parameter)]
+
+
+def _reduce(parameter: nn.Parameter, protocol: int) -> tuple:
+    return _rebuild, (parameter.data, *_tags(parameter))
+
+
+class MupModule(nn.Module):
+    """A module whose parameters keep their tags when their tensors are exchanged."""
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        previous = self._parameters.get(name)
+        if previous is not None and param is not None and is_tagged(previous):
+            if not is_tagged(param):
+                param = _rebuild(param.data, *_tags(previous)[:2], param.requires_grad)
+            elif param.mup_type != previous.mup_type:
+                raise ValueError(
+                    f"{name} of {type(self).__name__} has mup_type {previous.mup_type!r} and cannot "
+                    f"be tied to a parameter of mup_type {param.mup_type!r}: the two need different "
+                    "learning rates; leave embedding and readout untied (tie_word_embeddings=False)"
+                )
+        super().register_parameter(name, param)
+
+    def _apply(self, fn, recurse: bool = True):
+        before = {name: p for name, p in self._parameters.items() if p is not None}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._parameters[name]
+            if is_tagged(old) and not is_tagged(new):
+                self._parameters[name] = _rebuild(new.data, *_tags(old)[:2], new.requires_grad)
+        return self
