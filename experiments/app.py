@@ -1,0 +1,344 @@
+"""The command: composes the configuration, runs the plan, judges, reports."""
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ritornello.common.errors import UserError
+from ritornello.common.runs import Part, Plan, RunDirectory
+
+PROFILES = ("smoke", "small", "paper")
+# What says how a run is done, not what is measured: not part of a run's identity.
+RUNTIME_KEYS = (
+    "workers", "threads", "outputs", "strict", "fresh", "only", "tracker", "cooperative", "shard",
+)
+
+
+@dataclass
+class PartConfig:
+    """One part: nodes with `_target_` for what measures and for each arm."""
+
+    measure: dict[str, Any] = field(default_factory=dict)
+    arms: dict[str, Any] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    grid: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class OnlyConfig:
+    """Restricts a run to some parts, arms and seeds."""
+
+    parts: list[str] | None = None
+    arms: list[str] | None = None
+    seeds: list[int] | None = None
+
+
+@dataclass
+class RunConfig:
+    """The keys of a run; anything else is an error. `settings` is for values that nodes share."""
+
+    paper: str = "???"
+    profile: str = "???"
+    parts: dict[str, PartConfig] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    only: OnlyConfig = field(default_factory=OnlyConfig)
+    workers: int = 1
+    threads: int = 1
+    outputs: str = "outputs"
+    strict: bool = False
+    fresh: bool = False
+    cooperative: bool = False
+    tracker: dict[str, Any] = field(default_factory=dict)
+
+
+def papers() -> list[str]:
+    """Slugs of all experiments that have a card."""
+    root = resources.files("ritornello.experiments")
+    return sorted(d.name for d in root.iterdir() if d.joinpath("card.yaml").is_file())
+
+
+def instantiate(node: Any, place: str) -> Any:
+    """Builds the object a node describes; the one place where Hydra's instantiate is called.
+
+    Raises:
+        UserError: an unknown class or argument, or a bad value, with the node's place.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as build
+
+    try:
+        return build(node, _convert_="all")
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        raise UserError(f"{place}: {_first_line(cause)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def build_plan(config: dict[str, Any]) -> Plan:
+    """The plan a resolved configuration describes; every arm and part is built, so checked."""
+    parts = {}
+    for name, part in config["parts"].items():
+        place = f"parts.{name}"
+        for key in ("measure", "arms"):
+            if not part[key]:
+                raise UserError(f"{place}.{key} is empty")
+        for coordinate, values in part["grid"].items():
+            if not isinstance(values, list) or not values:
+                raise UserError(f"{place}.grid.{coordinate} must be a list, got {values!r}")
+        parts[name] = Part(
+            measure=instantiate(part["measure"], f"{place}.measure"),
+            arms={a: instantiate(n, f"{place}.arms.{a}") for a, n in part["arms"].items()},
+            seeds=part["seeds"],
+            grid=part["grid"],
+        )
+    if not parts:
+        raise UserError("parts is empty: an experiment has at least one")
+    return Plan(config["paper"], config["profile"], parts)
+
+
+def run_directory(config: dict[str, Any]) -> RunDirectory:
+    """`outputs/<paper>/<profile>/<hash of what is measured>`."""
+    measured = {k: v for k, v in config.items() if k not in RUNTIME_KEYS}
+    digest = hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12]
+    root = Path(config["outputs"]).expanduser()
+    return RunDirectory(root / config["paper"] / config["profile"] / digest)
+
+
+def resolve(cfg: DictConfig) -> dict[str, Any]:
+    """Plain dictionaries, checked against the schema."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(RunConfig), cfg)
+        config = OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(_first_line(error)) from error
+    assert isinstance(config, dict)
+    for key in ("workers", "threads"):
+        if config[key] < 1:
+            raise UserError(f"{key} must be at least 1, got {config[key]}")
+    from ritornello.common.models.hub import resolve_device
+
+    resolve_device(config["device"])
+    return config  # type: ignore[return-value]
+
+
+def execute(config: dict[str, Any]) -> int:
+    """Runs, judges and reports one resolved configuration; returns the exit status."""
+    from rich.console import Console
+
+    from ritornello.common.reporting import Results, judge, load_card
+    from ritornello.common.reporting.page import Report, write_report
+    from ritornello.common.reporting.terminal import CellProgress, claim_table, format_seconds
+    from ritornello.common.runs import run
+    from ritornello.common.runs.store import write_atomically
+
+    console = Console()
+    paper, profile = config["paper"], config["profile"]
+    card = load_card(resources.files("ritornello.experiments").joinpath(paper, "card.yaml"))
+    store = run_directory(config)
+    store.create()
+    write_atomically(store.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
+    tracker = instantiate(config["tracker"], "tracker") if config["tracker"] else None
+    console.print(f"{paper} · {profile} → {store.path}", highlight=False)
+    started = time.monotonic()
+    outcome = run(
+        build_plan,
+        config,
+        store.path,
+        workers=config["workers"],
+        threads=config["threads"],
+        only=config["only"],
+        fresh=config["fresh"],
+        cooperative=config["cooperative"],
+        say=lambda line: console.print(line, highlight=False, markup=False),
+        progress=CellProgress,
+    )
+    results = Results.from_records(outcome.records, store.path)
+    report = Report(
+        card=card,
+        profile=profile,
+        verdicts=judge(card, results, profile),
+        results=results,
+        figures=_draw(paper, results, console),
+        config=config,
+        records=outcome.records,
+        failures=outcome.failures,
+        missing=len(outcome.missing),
+    )
+    page = write_report(report, store.path)
+    if tracker is not None:
+        tracker.send(report, f"{paper}-{profile}-{store.path.name}", store.path)
+    console.print(claim_table(report.verdicts, f"{card.title} · {profile}"))
+    for cell, why in outcome.failures.items():
+        reason = why.strip().splitlines()[-1]
+        console.print(f"failed: {cell}: {reason}", style="red", markup=False, highlight=False)
+    spent = format_seconds(time.monotonic() - started)
+    console.print(f"{len(outcome.records)} cells, {spent}. Page: {page}", highlight=False)
+    if outcome.failures or outcome.missing:
+        console.print(
+            f"{len(outcome.missing)} cells are not measured; the same command tries them again",
+            style="red",
+        )
+        return 1
+    if config["strict"] and any(v.verdict == "contradicted" for v in report.verdicts):
+        return 3
+    return 0
+
+
+def _draw(paper: str, results: Any, console: Any) -> list:
+    """The paper's figures; one that cannot be drawn from a partial table is left out and told."""
+    module = importlib.import_module(f"ritornello.experiments.{paper}.experiment")
+    drawn = []
+    if results.table.empty:
+        return drawn
+    try:
+        for figure in module.figures(results):
+            drawn.append(figure)
+    except Exception as error:
+        console.print(f"a figure could not be drawn: {error!r}", style="yellow", markup=False)
+    return drawn
+
+
+def check_arguments(arguments: list[str]) -> None:
+    """Says at once what a mistyped paper or profile should have been.
+
+    Raises:
+        UserError: no experiment, an unknown one, or an override that the configuration refuses.
+    """
+    chosen = [a.partition("=")[2] for a in arguments if a.startswith("experiment=")]
+    if not chosen:
+        raise UserError(
+            "which paper? ritornello experiment=<paper>/<profile>, with profile "
+            f"{', '.join(PROFILES)} and paper one of: {', '.join(papers())}"
+        )
+    for name in chosen[-1].split(","):
+        paper, _, profile = name.partition("/")
+        _known("paper", paper, papers())
+        _known("profile", profile or "(none)", _profiles(paper))
+
+
+def _profiles(paper: str) -> list[str]:
+    folder = resources.files("ritornello.conf").joinpath("experiment", paper)
+    names = (f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    return sorted(n for n in names if n != "base")
+
+
+def _known(kind: str, name: str, known: list[str]) -> None:
+    if name in known:
+        return
+    near = get_close_matches(name.replace("-", "_"), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise UserError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def main() -> None:
+    """Entry point of `ritornello`. Exit status: 0 judged, 1 a cell failed, 2 bad input, 3 strict."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in COMMANDS:
+        sys.exit(_guarded(COMMANDS[arguments[0]], arguments[1:]))
+    asks_hydra = {"--help", "-h", "--hydra-help", "--version", "--info"} & set(arguments)
+    status = 0 if asks_hydra else _guarded(_check, arguments)
+    if status:
+        sys.exit(status)
+    _hydra_main()
+
+
+def _check(arguments: list[str]) -> int:
+    check_arguments(arguments)
+    if not {"-m", "--multirun"} & set(arguments):
+        compose_config([a for a in arguments if not a.startswith("-")])
+    return 0
+
+
+def compose_config(overrides: list[str]) -> DictConfig:
+    """Composes a configuration from overrides, as the command does.
+
+    Raises:
+        UserError: an unknown key or group, or a value of the wrong type.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_module("ritornello.conf", version_base="1.3"):
+            cfg = compose("reproduce", overrides)
+            resolve(cfg)
+            return cfg
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(" ".join(str(error).split("\n")[:2]).strip()) from error
+
+
+def _guarded(function: Any, *arguments: Any) -> int:
+    """Runs a function; a UserError is told in one message and becomes status 2."""
+    try:
+        return function(*arguments) or 0
+    except UserError as error:
+        print(f"ritornello: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "\nritornello: interrupted; finished cells are kept, the same command continues",
+            file=sys.stderr,
+        )
+        return 130
+
+
+def _hydra_main() -> None:
+    import hydra
+
+    @hydra.main(config_path="pkg://ritornello.conf", config_name="reproduce", version_base="1.3")
+    def task(cfg: DictConfig) -> int:
+        status = _guarded(lambda: execute(resolve(cfg)))
+        if status:
+            sys.exit(status)
+        return status
+
+    task()
+
+
+def _list(arguments: list[str]) -> int:
+    from ritornello.experiments.overview import list_papers
+
+    return list_papers(Path(arguments[0]) if arguments else Path("outputs"))
+
+
+def _record(arguments: list[str]) -> int:
+    from ritornello.experiments.overview import record
+
+    if len(arguments) not in (1, 2):
+        raise UserError("usage: ritornello record <paper> [outputs]")
+    _known("paper", arguments[0], papers())
+    return record(arguments[0], Path(arguments[1]) if len(arguments) > 1 else Path("outputs"))
+
+
+def _report(arguments: list[str]) -> int:
+    from ritornello.experiments.overview import write_index
+
+    return write_index(Path(arguments[0]) if arguments else Path("outputs"))
+
+
+COMMANDS = {"list": _list, "record": _record, "report": _report}
+
+if __name__ == "__main__":
+    main()
