@@ -36,7 +36,7 @@ def test_argument_wins_over_the_environment(monkeypatch):
 
 
 def test_forced_backend_that_cannot_run_raises_with_the_reason(monkeypatch):
-    with pytest.raises(ValueError, match="backend='triton'.*needs a CUDA device.*usable: cpu"):
+    with pytest.raises(ValueError, match=r"backend='triton'.*needs a CUDA device.*usable: cpu"):
         choose_backend("scan", "triton", AVAILABLE, "cpu")
     monkeypatch.setenv(BACKEND_VARIABLE, "triton")
     with pytest.raises(ValueError, match=f"{BACKEND_VARIABLE}=triton.*needs a CUDA device"):
@@ -44,7 +44,7 @@ def test_forced_backend_that_cannot_run_raises_with_the_reason(monkeypatch):
 
 
 def test_unknown_backend_raises_with_the_list():
-    with pytest.raises(ValueError, match="'cutlass'.*triton, cpu, reference"):
+    with pytest.raises(ValueError, match=r"'cutlass'.*triton, cpu, reference"):
         choose_backend("scan", "cutlass", AVAILABLE, "cpu")
 
 

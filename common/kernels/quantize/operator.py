@@ -1,0 +1,138 @@
+"""The operators `ritornello::channel_absmax` and `ritornello::smooth_quantize`.
+
+Rounding has no useful derivative and a maximum over tokens is used as a constant, so neither has
+a gradient: a caller that trains through a quantiser adds its own straight-through estimator.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int, Int8
+from torch import Tensor
+
+from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
+from ritornello.common.kernels.quantize import cpu, reference
+
+
+def channel_absmax(
+    x: Float[Tensor, "batch tokens channels"],
+    keep: Bool[Tensor, "batch tokens"] | None = None,
+    *,
+    normalize_tokens: bool = False,
+    backend: str | None = None,
+) -> Float[Tensor, "batch channels"]:
+    """Largest magnitude of each channel over the tokens of a sequence, float32.
+
+    Args:
+        x: activations.
+        keep: False for tokens (padding) that must not count.
+        normalize_tokens: divide every token by its own largest magnitude first.
+        backend: "triton", "cpu" (C++, built at first use) or "reference"; None lets the
+            environment variable RITORNELLO_BACKEND or the device decide.
+
+    Raises:
+        ValueError: shapes do not fit, or the forced backend cannot run.
+    """
+    _check_activations(x)
+    if keep is not None and keep.shape != x.shape[:2]:
+        raise ValueError(f"keep must have the shape {tuple(x.shape[:2])}, got {tuple(keep.shape)}")
+    return _channel_absmax(x, keep, normalize_tokens, backend)
+
+
+def smooth_quantize(
+    x: Float[Tensor, "batch tokens channels"],
+    order: Int[Tensor, "batch channels"],
+    group_scale: Float[Tensor, "batch groups"],
+    *,
+    group_size: int,
+    bits: int = 4,
+    clip: float = 1.0,
+    backend: str | None = None,
+) -> tuple[Int8[Tensor, "batch tokens channels"], Float[Tensor, "batch tokens"]]:
+    """Symmetric integers of the smoothed, channel-sorted activations, one scale a token.
+
+    q[t, j] = round(x[t, order[j]] / group_scale[j // group_size] / a[t]) with
+    a[t] = clip * (largest smoothed magnitude of token t) / (2^(bits-1) - 1), 1 for a zero token;
+    ties go to the even level.
+
+    Args:
+        x: activations.
+        order: place in `x` of each sorted channel.
+        group_scale: positive scale of each run of `group_size` sorted channels; the last run may be
+            shorter.
+        group_size: channels that share a scale.
+        bits: 2 to 8.
+        clip: fraction of the largest magnitude that is represented.
+        backend: see `channel_absmax`.
+
+    Returns:
+        (q, a), q in the sorted order.
+
+    Raises:
+        ValueError: shapes or values do not fit, or the forced backend cannot run.
+    """
+    _check_activations(x)
+    batch, _, channels = x.shape
+    if not 2 <= bits <= 8:
+        raise ValueError(f"bits must be in 2..8, got {bits}")
+    if group_size < 1:
+        raise ValueError(f"group_size must be at least 1, got {group_size}")
+    groups = -(-channels // group_size)
+    if order.shape != (batch, channels) or group_scale.shape != (batch, groups):
+        raise ValueError(
+            f"order and group_scale must have the shapes {(batch, channels)} and "
+            f"{(batch, groups)}, got {tuple(order.shape)} and {tuple(group_scale.shape)}"
+        )
+    return _smooth_quantize(x, order, group_scale, group_size, 2 ** (bits - 1) - 1, clip, backend)
+
+
+def _check_activations(x: Tensor) -> None:
+    if x.ndim != 3 or not x.is_floating_point() or 0 in x.shape:
+        raise ValueError(
+            "x must be floating point, not empty, (batch, tokens, channels); "
+            f"got {x.dtype} {tuple(x.shape)}"
+        )
+
+
+def _implementation(operator: str, backend: str | None, device: torch.device):
+    available = {
+        "triton": triton_obstacle(device),
+        "cpu": device_obstacle(device, "cpu") or cpu.obstacle(),
+        "reference": None,
+    }
+    chosen = choose_backend(operator, backend, available, device)
+    if chosen == "triton":
+        from ritornello.common.kernels.quantize import triton
+
+        return triton
+    return cpu if chosen == "cpu" else reference
+
+
+@torch.library.custom_op("ritornello::channel_absmax", mutates_args=())
+def _channel_absmax(
+    x: Tensor, keep: Tensor | None, normalize_tokens: bool, backend: str | None
+) -> Tensor:
+    chosen = _implementation("channel_absmax", backend, x.device)
+    return chosen.channel_absmax(x, keep, normalize_tokens)
+
+
+@_channel_absmax.register_fake
+def _(x: Tensor, keep: Tensor | None, normalize_tokens: bool, backend: str | None) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[2], dtype=torch.float32)
+
+
+@torch.library.custom_op("ritornello::smooth_quantize", mutates_args=())
+def _smooth_quantize(
+    x: Tensor,
+    order: Tensor,
+    group_scale: Tensor,
+    group_size: int,
+    levels: int,
+    clip: float,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    chosen = _implementation("smooth_quantize", backend, x.device)
+    return chosen.smooth_quantize(x, order, group_scale, group_size, levels, clip)
+
+
+@_smooth_quantize.register_fake
+def _(x, order, group_scale, group_size, levels, clip, backend):
+    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:2], dtype=torch.float32)

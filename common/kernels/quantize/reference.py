@@ -1,0 +1,29 @@
+"""The quantiser pass by pass: the oracle, and the path without a compiler."""
+
+import torch
+from torch import Tensor
+
+
+def channel_absmax(x: Tensor, keep: Tensor | None, normalize_tokens: bool) -> Tensor:
+    """Largest |x| of each channel over the tokens: (B, T, C) to (B, C)."""
+    magnitude = x.float().abs()
+    if keep is not None:
+        magnitude = magnitude * keep[:, :, None]
+    if normalize_tokens:
+        row = magnitude.amax(dim=2, keepdim=True)
+        magnitude = magnitude / torch.where(row == 0, 1, row)
+    return magnitude.amax(dim=1)
+
+
+def smooth_quantize(
+    x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Sorts the channels, divides by their group's scale, rounds to -levels-1..levels a token."""
+    batch, tokens, channels = x.shape
+    index = order[:, None, :].expand(batch, tokens, channels)
+    scale = group_scale.repeat_interleave(group_size, dim=1)[:, None, :channels]
+    smoothed = x.float().gather(2, index) / scale
+    row_scale = smoothed.abs().amax(dim=2, keepdim=True) * clip / levels
+    row_scale = torch.where(row_scale == 0, 1, row_scale)
+    q = torch.round(smoothed / row_scale).clamp(-levels - 1, levels)
+    return q.to(torch.int8), row_scale[..., 0]
