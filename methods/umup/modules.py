@@ -44,6 +44,9 @@ class Linear(Projection):
         out_features: outputs.
         bias: add a bias, which starts at zero.
         constraint: see `functional.linear`.
+        mirrored: a sibling undoes what constraint=None does to the gradient, as the projections
+            into and out of a feed-forward network do for each other; silences the warning of
+            `DepthModuleList`.
         generator: source of the initial weights.
         **factory: device and dtype.
     """
@@ -57,12 +60,13 @@ class Linear(Projection):
         bias: bool = False,
         *,
         constraint: Constraint | None = "to_output_scale",
+        mirrored: bool = False,
         generator: torch.Generator | None = None,
         **factory,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.constraint = constraint
+        self.constraint, self.mirrored = constraint, mirrored
         weight = _normal(out_features, in_features, generator=generator, **factory)
         self.weight = Parameter(weight, self.mup_type)
         self.bias = Parameter(torch.zeros(out_features, **factory), "bias") if bias else None
@@ -290,10 +294,10 @@ def _set_depth(stack: nn.Module, depth: int) -> None:
             raise ValueError(f"parameter {name} is in a residual stack already: stacks do not nest")
         parameter.mup_scaling_depth = depth
     for name, module in stack.named_modules():
-        if isinstance(module, Linear) and module.constraint is None:
+        if isinstance(module, Linear) and module.constraint is None and not module.mirrored:
             warnings.warn(
                 f"{name} inside a residual branch has constraint=None: its gradients are wrong by "
-                "more than a constant unless a sibling mirrors it",
+                "more than a constant unless a sibling mirrors it (then pass mirrored=True)",
                 stacklevel=3,
             )
     stack.depth = depth
