@@ -1,5 +1,10 @@
 """Talking to models: one protocol for local models, endpoints, vLLM and scripts."""
 
+from ritornello.common.chat.cache import AnswerStore, CachedClient, ReplayClient
+from ritornello.common.chat.endpoint import OpenAIClient, RetryPolicy
+from ritornello.common.chat.fake_server import FakeServer, Fault
+from ritornello.common.chat.journal import Journal, RunLockedError, read_records
+from ritornello.common.chat.local import TransformersClient
 from ritornello.common.chat.protocol import (
     CapabilityError,
     ChatClient,
@@ -21,8 +26,11 @@ from ritornello.common.chat.protocol import (
     request_seed,
 )
 from ritornello.common.chat.scripted import ScriptedClient
+from ritornello.common.chat.vllm import VLLMClient
 
 __all__ = [
+    "AnswerStore",
+    "CachedClient",
     "CapabilityError",
     "ChatClient",
     "ChatError",
@@ -31,15 +39,25 @@ __all__ = [
     "ContinuationScores",
     "EndpointError",
     "ErrorBudgetExceeded",
+    "FakeServer",
+    "Fault",
     "GenerationParams",
     "Image",
+    "Journal",
     "Message",
+    "OpenAIClient",
     "Prompt",
     "PromptLike",
+    "ReplayClient",
+    "RetryPolicy",
+    "RunLockedError",
     "ScriptedClient",
     "Text",
+    "TransformersClient",
     "Usage",
+    "VLLMClient",
     "as_prompt",
+    "read_records",
     "replicates",
     "request_seed",
 ]

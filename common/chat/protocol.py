@@ -352,8 +352,9 @@ def require_capabilities(
             needed.add("prefill")
         if any(message.has_images for message in prompt.messages):
             needed.add("images")
-    needed.add("scores") if params is None else None
-    if params is not None and params.logprobs is not None:
+    if params is None:
+        needed.add("scores")
+    elif params.logprobs is not None:
         needed.add("logprobs")
     missing = sorted(needed - client.capabilities)
     if missing:

@@ -1,0 +1,221 @@
+"""What was answered once is not asked again: an sqlite cache around any client."""
+
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from ritornello.common.chat.journal import Journal
+from ritornello.common.chat.protocol import (
+    ChatClient,
+    ChatError,
+    Completion,
+    ContinuationScores,
+    GenerationParams,
+    OnCompletion,
+    Prompt,
+    PromptLike,
+    as_prompt,
+)
+
+SCHEMA_VERSION = 1
+
+
+def generation_key(model_id: str, prompt: Prompt, params: GenerationParams) -> bytes:
+    """32 bytes that differ exactly when the answer may differ.
+
+    At temperature 0 neither seed, replicate number nor truncation matters. Where the server is,
+    how long one waits and how many requests run at a time are no part of it.
+    """
+    if params.temperature == 0:
+        params = replace(params, seed=0, top_p=1.0, top_k=0)
+        prompt = replace(prompt, sample=0)
+    settings = asdict(params) | {
+        "temperature": float(params.temperature),
+        "top_p": float(params.top_p),
+        "stop": sorted(set(params.stop)),
+        "stop_token_ids": sorted(set(params.stop_token_ids)),
+        "banned_first_token_ids": sorted(set(params.banned_first_token_ids)),
+    }
+    return _digest(["generate", model_id, prompt.content(), prompt.sample, settings])
+
+
+def score_key(model_id: str, prompt: Prompt, continuations: Sequence[str]) -> bytes:
+    """32 bytes for the scores of these continuations after this prompt."""
+    return _digest(["score", model_id, prompt.content(), list(continuations)])
+
+
+def _digest(content: list[object]) -> bytes:
+    text = json.dumps([SCHEMA_VERSION, *content], sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+
+class AnswerStore:
+    """One sqlite file of answers by key; safe for several processes and for sudden death.
+
+    Args:
+        path: the file; its folder is made.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS answers "
+            "(key BLOB PRIMARY KEY, value BLOB NOT NULL, created REAL NOT NULL) WITHOUT ROWID"
+        )
+
+    def get(self, key: bytes) -> dict | None:
+        with self._lock:
+            row = self._db.execute("SELECT value FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(zlib.decompress(row[0]))
+
+    def put(self, key: bytes, value: Mapping[str, object]) -> None:
+        packed = zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
+        with self._lock:
+            self._db.execute(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, packed, time.time())
+            )
+
+    def __len__(self) -> int:
+        with self._lock:
+            return self._db.execute("SELECT COUNT(*) FROM answers").fetchone()[0]
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class CachedClient:
+    """A client that remembers: known requests are answered from the store, and each new answer is
+    stored the moment it arrives. A call that dies half way loses nothing but the requests in
+    flight. Failed requests are not stored; refusals are.
+
+    Args:
+        client: the client that answers what is not known.
+        store: the store, or the path of its file.
+        journal: also appends every new answer to this log, in the order of arrival.
+    """
+
+    def __init__(
+        self, client: ChatClient, store: AnswerStore | str | Path, *, journal: Journal | None = None
+    ) -> None:
+        self._client = client
+        self._store = store if isinstance(store, AnswerStore) else AnswerStore(store)
+        self._journal = journal
+
+    @property
+    def model_id(self) -> str:
+        return self._client.model_id
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return self._client.capabilities
+
+    def generate(
+        self,
+        prompts: Sequence[PromptLike],
+        params: GenerationParams,
+        *,
+        on_completion: OnCompletion | None = None,
+    ) -> list[Completion]:
+        asked = [as_prompt(prompt) for prompt in prompts]
+        keys = [generation_key(self.model_id, prompt, params) for prompt in asked]
+        results: list[Completion | None] = [None] * len(asked)
+        # one place per distinct unknown request: nothing is asked twice
+        unknown: dict[bytes, list[int]] = {}
+
+        def finish(index: int, completion: Completion) -> None:
+            results[index] = completion
+            if on_completion is not None:
+                on_completion(index, completion)
+
+        for index, key in enumerate(keys):
+            known = None if key in unknown else self._store.get(key)
+            if known is None:
+                unknown.setdefault(key, []).append(index)
+            else:
+                finish(index, replace(Completion.from_json(known), attempts=0))
+        distinct = list(unknown.items())
+
+        def arrived(position: int, completion: Completion) -> None:
+            key, places = distinct[position]
+            if completion.ok:
+                self._store.put(key, completion.to_json())
+            if self._journal is not None:
+                prompt = asked[places[0]]
+                self._journal.append(
+                    {
+                        "key": key.hex(),
+                        "prompt": prompt.content(),
+                        "sample": prompt.sample,
+                        "completion": completion.to_json(),
+                    }
+                )
+            for index in places:
+                finish(index, completion)
+
+        if distinct:
+            self._client.generate(
+                [asked[places[0]] for _, places in distinct], params, on_completion=arrived
+            )
+        return results
+
+    def score_continuations(
+        self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
+    ) -> list[ContinuationScores]:
+        asked = [as_prompt(prompt) for prompt in prompts]
+        keys = [
+            score_key(self.model_id, prompt, options)
+            for prompt, options in zip(asked, continuations, strict=True)
+        ]
+        known = {key: self._store.get(key) for key in keys}
+        missing = {key: index for index, key in enumerate(keys) if known[key] is None}
+        if missing:
+            fresh = self._client.score_continuations(
+                [asked[index] for index in missing.values()],
+                [continuations[index] for index in missing.values()],
+            )
+            for key, scores in zip(missing, fresh, strict=True):
+                known[key] = asdict(scores)
+                self._store.put(key, known[key])
+        return [
+            ContinuationScores(tuple(map(tuple, known[key]["tokens"])), tuple(known[key]["greedy"]))
+            for key in keys
+        ]
+
+
+class ReplayClient:
+    """Stands in for a model that is not there: with `CachedClient`, only known answers are given.
+
+    Args:
+        model_id: identity of the client whose answers were stored.
+    """
+
+    capabilities = frozenset(
+        {"messages", "raw_text", "prefill", "images", "seed", "logprobs", "scores"}
+    )
+
+    def __init__(self, model_id: str) -> None:
+        self.model_id = model_id
+
+    def generate(
+        self,
+        prompts: Sequence[PromptLike],
+        params: GenerationParams,
+        *,
+        on_completion: OnCompletion | None = None,
+    ) -> list[Completion]:
+        raise ChatError(f"{len(prompts)} answers of {self.model_id} are not in the store")
+
+    def score_continuations(
+        self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
+    ) -> list[ContinuationScores]:
+        raise ChatError(f"scores of {len(prompts)} prompts by {self.model_id} are not in the store")

@@ -1,0 +1,80 @@
+"""Choosing the next token of each row with that row's own random numbers.
+
+Legend: R rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ritornello.common.chat.protocol import GenerationParams
+
+_NUCLEUS_GUESS = 1024  # sorting this many first is a tenth of sorting a vocabulary
+
+
+def uniforms(seed: int, n: int) -> np.ndarray:
+    """The n uniform numbers of one request: a counter-based generator keyed by its seed."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(n)
+
+
+def truncated_probs(
+    logits: Float[Tensor, "R V"], params: GenerationParams
+) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"] | None]:
+    """Probabilities after temperature, top-k and top-p, in that order; not renormalised.
+
+    Returns:
+        The kept probabilities, and their token ids where they were sorted (None: all tokens, in
+        the vocabulary's order).
+    """
+    probs = torch.softmax(logits.float() / params.temperature, dim=-1)
+    if params.top_p >= 1 and not params.top_k:
+        return probs, None
+    vocabulary = probs.shape[-1]
+    kept = min(params.top_k or _NUCLEUS_GUESS, vocabulary)
+    top, ids = torch.topk(probs, kept, dim=-1)
+    if params.top_p < 1:
+        if not params.top_k and bool((top.sum(-1) < params.top_p).any()):
+            top, ids = torch.sort(probs, dim=-1, descending=True)
+        share = top / top.sum(-1, keepdim=True) if params.top_k else top
+        # a token stays while the mass before it is below top_p; the first one always does
+        before = share.cumsum(-1) - share
+        top = top.masked_fill(before >= params.top_p, 0.0)
+    return top, ids
+
+
+def choose(
+    logits: Float[Tensor, "R V"], draws: Sequence[float], params: GenerationParams, *, first: bool
+) -> Int[Tensor, " R"]:
+    """Next token of every row: the most probable one at temperature 0, else by inverse CDF.
+
+    Args:
+        logits: raw scores.
+        draws: one uniform number per row; unused at temperature 0.
+        first: whether this is the first token of the answer, to which `first_token_temperature`
+            and `banned_first_token_ids` apply.
+    """
+    if first:
+        logits = first_token_logits(logits, params)
+    if params.temperature == 0:
+        return logits.argmax(-1)
+    probs, ids = truncated_probs(logits, params)
+    # float64: a sum over 50,000 probabilities in fp32 would move the last thresholds
+    mass = probs.cumsum(-1, dtype=torch.float64)
+    draw = torch.as_tensor(np.asarray(draws), dtype=torch.float64, device=logits.device)
+    place = torch.searchsorted(mass, draw[:, None] * mass[:, -1:], right=True)
+    return (place if ids is None else ids.gather(1, place)).squeeze(1)
+
+
+def first_token_logits(
+    logits: Float[Tensor, "R V"], params: GenerationParams
+) -> Float[Tensor, "R V"]:
+    """Scores of the first token with its own temperature and without the banned ids."""
+    if params.first_token_temperature is not None:
+        logits = logits / params.first_token_temperature
+    if params.banned_first_token_ids:
+        banned = torch.tensor(params.banned_first_token_ids, device=logits.device)
+        logits = logits.index_fill(1, banned, -torch.inf)
+    return logits

@@ -1,0 +1,105 @@
+"""Log-probabilities of given continuations: each prompt is computed once, then all its options.
+
+Cost: L + sum of the options' lengths, instead of L for every option. Legend: R rows, T tokens of
+the longest continuation, C cached columns, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ritornello.common.chat.decoding import BatchModel
+from ritornello.common.chat.protocol import ContinuationScores
+from ritornello.common.chat.row_cache import RowCache
+
+_LOGIT_ROWS = 1024  # at most this many positions have logits over the vocabulary at a time
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """One prompt with the continuations to score, as token ids; none of them is empty."""
+
+    index: int
+    prompt_ids: list[int]
+    continuations: list[list[int]]
+
+
+@torch.inference_mode()
+def score_requests(
+    model: BatchModel, requests: Sequence[ScoreRequest], *, max_rows: int, max_tokens: int
+) -> Iterator[tuple[int, ContinuationScores]]:
+    """Yields (request.index, scores), batch by batch, longest prompts first."""
+    ordered = sorted(requests, key=lambda request: -len(request.prompt_ids))
+    prefix = model.prefix([request.prompt_ids for request in ordered])
+    start = 0
+    while start < len(ordered):
+        width = len(ordered[start].prompt_ids)
+        size = max(1, min(max_rows, max_tokens // width))
+        batch = ordered[start : start + size]
+        start += size
+        fresh = model.prefill([request.prompt_ids for request in batch], prefix)
+        first = torch.log_softmax(fresh.logits.float(), dim=-1)
+        yield from _score_batch(model, batch, fresh.cache, first)
+
+
+def _score_batch(
+    model: BatchModel, batch: Sequence[ScoreRequest], cache: RowCache, first: Tensor
+) -> Iterator[tuple[int, ContinuationScores]]:
+    """Scores of prompts that lie in `cache`; `first` (R, V) predicts the token after each."""
+    options = [(place, ids) for place, request in enumerate(batch) for ids in request.continuations]
+    results: list[list[tuple[tuple[float, ...], bool]]] = [[] for _ in batch]
+    longest = max(len(ids) for _, ids in options)
+    size = max(1, _LOGIT_ROWS // longest)
+    for start in range(0, len(options), size):
+        chunk = options[start : start + size]
+        places = torch.tensor([place for place, _ in chunk], device=first.device)
+        lengths = [len(batch[place].prompt_ids) for place, _ in chunk]
+        scores = _score_options(model, [ids for _, ids in chunk], lengths, places, cache, first)
+        for (place, _), score in zip(chunk, scores, strict=True):
+            results[place].append(score)
+    for request, scores in zip(batch, results, strict=True):
+        tokens, greedy = zip(*scores, strict=True) if scores else ((), ())
+        yield request.index, ContinuationScores(tuple(tokens), tuple(greedy))
+
+
+def _score_options(
+    model: BatchModel,
+    options: Sequence[list[int]],
+    prompt_lengths: Sequence[int],
+    places: Tensor,
+    cache: RowCache,
+    first: Tensor,
+) -> list[tuple[tuple[float, ...], bool]]:
+    """Token log-probabilities of right-padded continuations, and whether all were the argmax."""
+    rows, width = len(options), max(map(len, options))
+    targets = torch.zeros(rows, width, dtype=torch.long)
+    for row, ids in enumerate(options):
+        targets[row, : len(ids)] = torch.tensor(ids)
+    targets = targets.to(model.device)
+    logprobs = first[places][:, None]
+    if width > 1:
+        inputs = targets[:, :-1]
+        rest = _continue(model, inputs, prompt_lengths, cache.select(places))
+        logprobs = torch.cat([logprobs, torch.log_softmax(rest.float(), dim=-1)], dim=1)
+    chosen = logprobs.gather(2, targets[..., None]).squeeze(2).tolist()
+    greedy = (logprobs.argmax(-1) == targets).tolist()
+    return [
+        (tuple(chosen[row][: len(ids)]), all(greedy[row][: len(ids)]))
+        for row, ids in enumerate(options)
+    ]
+
+
+def _continue(
+    model: BatchModel, inputs: Tensor, prompt_lengths: Sequence[int], cache: RowCache
+) -> Tensor:
+    """Logits (R, T, V) of tokens that follow cached prompts; padding on the right is harmless."""
+    rows, width = inputs.shape
+    before = cache.valid[:, None, :].expand(rows, width, -1)
+    among = torch.ones(width, width, dtype=torch.bool, device=inputs.device).tril()
+    mask = torch.cat([before, among.expand(rows, -1, -1)], dim=2)[:, None]
+    starts = torch.tensor(prompt_lengths, device=inputs.device)
+    positions = starts[:, None] + torch.arange(width, device=inputs.device)
+    cache.extend_valid(cache.valid.new_ones(rows, width))
+    return model.forward(inputs, positions, mask, cache, keep=width)

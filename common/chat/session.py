@@ -1,0 +1,217 @@
+"""One batch of requests to an OpenAI-compatible server: sending, retrying, reading."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ritornello.common.chat.pacing import AdaptiveLimit, RateLimit, retry_after_seconds
+from ritornello.common.chat.protocol import (
+    CapabilityError,
+    Completion,
+    ContextLengthError,
+    ContinuationScores,
+    EndpointError,
+    GenerationParams,
+    Prompt,
+)
+from ritornello.common.chat.wire import completion_from_chat, completion_from_text, wire_messages
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+_RETRIED_STATUS = frozenset({408, 409, 425, 429})
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Full-jitter exponential waits between tries; what the server asks for (Retry-After) wins.
+
+    Args:
+        attempts: most tries of one request.
+        base_seconds: upper end of the first wait; doubles with every try.
+        cap_seconds: longest wait of our own.
+        total_seconds: no further try after this long.
+    """
+
+    attempts: int = 8
+    base_seconds: float = 1.0
+    cap_seconds: float = 60.0
+    total_seconds: float = 900.0
+
+
+class EndpointSession:
+    """One batch of requests over one connection pool."""
+
+    def __init__(
+        self,
+        sdk: "AsyncOpenAI",
+        *,
+        model: str,
+        limit: AdaptiveLimit,
+        policy: RetryPolicy,
+        requests_per_minute: float | None,
+        tokens_per_minute: float | None,
+    ) -> None:
+        self._sdk = sdk
+        self._model = model
+        self._limit = limit
+        self._policy = policy
+        self._requests = RateLimit(requests_per_minute)
+        self._tokens = RateLimit(tokens_per_minute)
+
+    async def complete(
+        self, prompt: Prompt, params: GenerationParams, body: dict[str, object]
+    ) -> Completion:
+        started = time.perf_counter()
+        if prompt.text is not None:
+            size = len(prompt.text)
+            body = body | {"prompt": prompt.text + prompt.prefill, "logprobs": params.logprobs}
+            send, read = self._sdk.completions.create, completion_from_text
+        else:
+            size = sum(len(message.text) for message in prompt.messages)
+            body = body | {"messages": wire_messages(prompt)}
+            if params.logprobs is not None:
+                body |= {"logprobs": True, "top_logprobs": params.logprobs}
+            send, read = self._sdk.chat.completions.create, completion_from_chat
+        try:
+            response, attempts = await self._send(send, body, size / 4 + params.max_tokens)
+            completion = read(response, params)
+        except _GaveUp as failure:
+            attempts = failure.attempts
+            completion = Completion("", finish_reason=failure.reason, error=str(failure))
+        return replace(
+            completion,
+            model=self._model,
+            attempts=attempts,
+            latency_seconds=time.perf_counter() - started,
+        )
+
+    async def echo_scores(self, context: str, options: Sequence[str]) -> ContinuationScores:
+        tokens = []
+        for option in options:
+            body = {
+                "model": self._model,
+                "prompt": context + option,
+                "max_tokens": 0,
+                "echo": True,
+                "logprobs": 1,
+            }
+            response, _ = await self._send(self._sdk.completions.create, body, len(context) / 4)
+            echoed = response.choices[0].logprobs
+            tokens.append(
+                tuple(
+                    value
+                    for value, offset in zip(echoed.token_logprobs, echoed.text_offset, strict=True)
+                    if offset >= len(context)
+                )
+            )
+        best = max(map(sum, tokens), default=0.0)
+        return ContinuationScores(tuple(tokens), tuple(sum(values) == best for values in tokens))
+
+    async def first_token_scores(
+        self, prompt: Prompt, params: GenerationParams, body: dict, options: Sequence[str]
+    ) -> ContinuationScores:
+        completion = await self.complete(prompt, params, body)
+        if not completion.top_logprobs:
+            raise CapabilityError(
+                f"{self._model} returned no top_logprobs: {completion.error or 'not offered'}"
+            )
+        likely = completion.top_logprobs[0]
+        if missing := [option for option in options if option not in likely]:
+            raise CapabilityError(
+                f"continuations {missing} are not among the {len(likely)} most probable first "
+                f"tokens that {self._model} reports; use a raw-text prompt and an endpoint "
+                "that echoes log-probabilities"
+            )
+        tokens = tuple((likely[option],) for option in options)
+        top = max(likely, key=likely.__getitem__)
+        return ContinuationScores(tokens, tuple(option == top for option in options))
+
+    async def _send(self, create: Callable, body: dict, tokens: float) -> tuple[Any, int]:
+        """One request with retries; returns the response and the number of tries."""
+        import tenacity
+
+        own_wait = tenacity.wait_random_exponential(
+            multiplier=self._policy.base_seconds, max=self._policy.cap_seconds
+        )
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            response = getattr(state.outcome.exception(), "response", None)
+            asked = retry_after_seconds(response.headers) if response is not None else None
+            return own_wait(state) if asked is None else asked
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_is_transient),
+            wait=wait,
+            stop=tenacity.stop_after_attempt(self._policy.attempts)
+            | tenacity.stop_before_delay(self._policy.total_seconds),
+            reraise=True,
+        )
+        attempts = 0
+
+        async def once() -> Any:
+            nonlocal attempts
+            attempts += 1
+            await self._requests.spend(1)
+            await self._tokens.spend(tokens)
+            async with self._limit.slot():
+                return await self._once(create, body)
+
+        try:
+            return await retrying(once), attempts
+        except Exception as error:
+            raise _explain(error, self._model, attempts) from error
+
+    async def _once(self, create: Callable, body: dict) -> Any:
+        try:
+            response = await create(**body)
+        except Exception as error:
+            if getattr(error, "status_code", None) == 429:
+                self._limit.throttled()
+            raise
+        if not getattr(response, "choices", None):
+            raise _UnreadableBody(f"no choices in the answer: {str(response)[:200]}")
+        self._limit.succeeded()
+        return response
+
+
+class _UnreadableBody(Exception):
+    """The server answered 200 with something that is no completion."""
+
+
+class _GaveUp(Exception):
+    """A request failed for good, but others may succeed."""
+
+    def __init__(self, message: str, attempts: int, reason: str = "error") -> None:
+        super().__init__(message)
+        self.attempts = attempts
+        self.reason = reason
+
+
+def _is_transient(error: BaseException) -> bool:
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in _RETRIED_STATUS or error.status_code >= 500
+    # connection errors cover time-outs, resets and bodies cut short; ValueError is broken JSON
+    return isinstance(
+        error, openai.APIConnectionError | openai.APIResponseValidationError | _UnreadableBody
+    ) or type(error).__module__.startswith(("httpx", "httpcore", "json"))
+
+
+def _explain(error: Exception, model_id: str, attempts: int) -> Exception:
+    """The exception to raise for a request that will not be tried again."""
+    import openai
+
+    text = f"{type(error).__name__}: {error}"
+    if _is_transient(error):
+        return _GaveUp(f"{text} (after {attempts} tries)", attempts)
+    if not isinstance(error, openai.APIStatusError):
+        return error
+    lowered = str(error).lower()
+    if error.status_code == 400 and "context" in lowered and "length" in lowered:
+        return ContextLengthError(f"{model_id}: {error}")
+    if error.status_code == 400 and "content_filter" in lowered:
+        return _GaveUp(text, attempts, "content_filter")
+    return EndpointError(f"{model_id} answered {error.status_code}: {error}")

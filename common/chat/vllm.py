@@ -1,0 +1,143 @@
+"""A vLLM engine in this process as a chat client."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ritornello.common.chat.protocol import (
+    CapabilityError,
+    Completion,
+    ContinuationScores,
+    GenerationParams,
+    OnCompletion,
+    Prompt,
+    PromptLike,
+    Usage,
+    as_prompt,
+    request_seed,
+    require_capabilities,
+)
+from ritornello.common.errors import UserError
+
+if TYPE_CHECKING:
+    import vllm
+
+
+class VLLMClient:
+    """Generates and scores with a `vllm.LLM`, which batches and shares prefixes by itself.
+
+    Args:
+        engine: the engine, e.g. `vllm.LLM(model, enable_prefix_caching=True)`.
+        model_id: identity in cache keys.
+    """
+
+    capabilities = frozenset({"messages", "raw_text", "prefill", "seed", "logprobs", "scores"})
+
+    def __init__(self, engine: "vllm.LLM", *, model_id: str) -> None:
+        self.model_id = model_id
+        self._engine = engine
+        self._tokenizer = engine.get_tokenizer()
+
+    def generate(
+        self,
+        prompts: Sequence[PromptLike],
+        params: GenerationParams,
+        *,
+        on_completion: OnCompletion | None = None,
+    ) -> list[Completion]:
+        asked = [as_prompt(prompt) for prompt in prompts]
+        require_capabilities(self, asked, params)
+        if params.first_token_temperature is not None or params.banned_first_token_ids:
+            raise CapabilityError("first-token settings need a TransformersClient")
+        settings = [self._settings(prompt, params) for prompt in asked]
+        tokens = [self._ids(self._render(prompt)) for prompt in asked]
+        outputs = self._engine.generate(
+            [{"prompt_token_ids": ids} for ids in tokens], settings, use_tqdm=False
+        )
+        completions = [self._completion(output, params) for output in outputs]
+        for index, completion in enumerate(completions):
+            if on_completion is not None:
+                on_completion(index, completion)
+        return completions
+
+    def score_continuations(
+        self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
+    ) -> list[ContinuationScores]:
+        vllm = _vllm()
+        requests, owners = [], []
+        for index, (prompt, options) in enumerate(
+            zip(map(as_prompt, prompts), continuations, strict=True)
+        ):
+            context = self._render(prompt)
+            start = len(self._ids(context.rstrip(" ")))
+            for option in options:
+                requests.append({"prompt_token_ids": self._ids(context + option)})
+                owners.append((index, start))
+        settings = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+        outputs = self._engine.generate(requests, settings, use_tqdm=False)
+        tokens: list[list[tuple[float, ...]]] = [[] for _ in prompts]
+        greedy: list[list[bool]] = [[] for _ in prompts]
+        for (index, start), output in zip(owners, outputs, strict=True):
+            pairs = list(zip(output.prompt_token_ids, output.prompt_logprobs, strict=True))[start:]
+            tokens[index].append(tuple(best[token].logprob for token, best in pairs))
+            greedy[index].append(all(best[token].rank == 1 for token, best in pairs))
+        return [
+            ContinuationScores(tuple(values), tuple(best))
+            for values, best in zip(tokens, greedy, strict=True)
+        ]
+
+    def _settings(self, prompt: Prompt, params: GenerationParams):
+        return _vllm().SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            stop=list(params.stop),
+            stop_token_ids=list(params.stop_token_ids),
+            seed=request_seed(prompt, params) if params.temperature else None,
+            logprobs=params.logprobs,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+    def _render(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text + prompt.prefill
+        turns = [{"role": message.role, "content": message.text} for message in prompt.messages]
+        return (
+            self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            + prompt.prefill
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _completion(self, output, params: GenerationParams) -> Completion:
+        answer = output.outputs[0]
+        logprobs = alternatives = None
+        if params.logprobs is not None:
+            pairs = list(zip(answer.token_ids, answer.logprobs, strict=True))
+            logprobs = tuple(best[token].logprob for token, best in pairs)
+            if params.logprobs:
+                alternatives = tuple(
+                    {entry.decoded_token: entry.logprob for entry in best.values()}
+                    for _, best in pairs
+                )
+        return Completion(
+            text=answer.text,
+            finish_reason="length" if answer.finish_reason == "length" else "stop",
+            token_ids=tuple(answer.token_ids),
+            stop_reason=answer.stop_reason,
+            logprobs=logprobs,
+            top_logprobs=alternatives,
+            usage=Usage(len(output.prompt_token_ids), len(answer.token_ids)),
+            model=self.model_id,
+        )
+
+
+def _vllm():
+    try:
+        import vllm
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "VLLMClient needs vLLM on a machine with a GPU: pip install vllm"
+        ) from error
+    return vllm
