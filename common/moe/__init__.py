@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers: routers, grouped expert compute, balance losses, routing statistics."""
+"""Mixture-of-experts layers: routers, grouped experts, balance losses, routing statistics."""
 
 from ritornello.common.moe.experts import Experts
 from ritornello.common.moe.layer import MoELayer

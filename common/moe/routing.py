@@ -137,16 +137,9 @@ class EmbeddingRouter(nn.Module):
         token_mask: Tensor | None = None,
     ) -> RoutingState:
         """Routes each token by itself; `previous` and `token_mask` have no influence."""
-        return self.route(tokens)
-
-    def route(
-        self, tokens: Float[Tensor, "... d"], weights: Float[Tensor, "... d"] | None = None
-    ) -> RoutingState:
-        """The gate itself, on tokens multiplied by per-feature weights when these are given."""
-        weighted = tokens if weights is None else tokens * weights.to(tokens.dtype)
-        logits = self._finite(self._logits(weighted))
+        logits = self._finite(self._logits(tokens))
         indices, scores = select_experts(logits, self.top_k)
-        return RoutingState(indices, scores, logits, weights)
+        return RoutingState(indices, scores, logits)
 
     def _logits(self, tokens: Float[Tensor, "... d"]) -> Float[Tensor, "... experts"]:
         if self.embedding_norm is not None:
@@ -199,4 +192,4 @@ class XMoERouter(EmbeddingRouter):
         token_mask: Tensor | None = None,
     ) -> RoutingState:
         """Routes each token by itself; `previous` and `token_mask` have no influence."""
-        return self.route(self.reduction(tokens))
+        return super().forward(self.reduction(tokens))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,34 +10,34 @@ from torch.utils.hooks import RemovableHandle
 
 from ritornello.common.moe import RoutingState
 from ritornello.methods.ac_router.router import AdaptiveWeights
-
-
-class RoutingThread:
-    """Carries the routing state from one MoE layer to the next inside one forward pass."""
-
-    def __init__(self) -> None:
-        self.state: RoutingState | None = None
-        self.token_mask: Tensor | None = None
-
-    def reset(self) -> None:
-        """Forgets the state: assignments of another batch must never be used."""
-        self.state = None
-        self.token_mask = None
+from ritornello.methods.ac_router.thread import RoutingThread
 
 
 class AttachedRouter:
     """Handle of `attach_ac_router`; a context manager that detaches at its end.
 
     Attributes:
-        layers: names of the gates that are scaled, in order, with their weights modules.
+        layers: the weights module of every scaled gate, by the gate's name.
     """
 
-    def __init__(self, model: nn.Module, layers: dict[str, AdaptiveWeights]) -> None:
-        self.model = model
-        self.layers = layers
-        self.states: list[RoutingState] = []
+    def __init__(self, model: nn.Module, gates: dict[str, nn.Module], **weight_options: Any):
+        self.layers = {
+            name: AdaptiveWeights(gate.weight.shape[1], gate.weight.shape[0], **weight_options)
+            .to(gate.weight.device)
+            .eval()
+            for name, gate in gates.items()
+        }
         self._thread = RoutingThread()
-        self._handles: list[RemovableHandle] = []
+        self._calibrating = False
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end, always_call=True),
+        ]
+
+    @property
+    def states(self) -> list[RoutingState]:
+        """Routing of every MoE layer in the model's last forward pass."""
+        return self._thread.states
 
     def __enter__(self) -> "AttachedRouter":
         return self
@@ -57,56 +58,55 @@ class AttachedRouter:
 
     @torch.no_grad()
     def calibrate(self, forward: Callable[[], object]) -> None:
-        """Runs `forward` once and lets its tokens enter the running averages of all layers."""
-        for weights in self.layers.values():
-            if weights.statistics != "running":
-                raise ValueError("calibrate needs statistics='running', got 'batch'")
-            weights.train()
+        """Calls `forward` (which runs the model) and averages its tokens' statistics.
+
+        Raises:
+            ValueError: unless the router was attached with `statistics="running"`.
+        """
+        if any(weights.statistics != "running" for weights in self.layers.values()):
+            raise ValueError("calibrate needs statistics='running', got 'batch'")
+        self._calibrating = True
         try:
             forward()
         finally:
-            for weights in self.layers.values():
-                weights.eval()
+            self._calibrating = False
 
-    def _begin(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._thread.reset()
-        self.states = []
+    def follow(self, name: str, gate: nn.Module) -> None:
+        """Reads the gate's decisions, and scales its input if it is one of `layers`."""
+        if name in self.layers:
+            hook = self._scaler(self.layers[name])
+            self._handles.append(gate.register_forward_pre_hook(hook))
+        self._handles.append(gate.register_forward_hook(self._remember))
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mask = kwargs.get("attention_mask")
-        if not isinstance(mask, Tensor) or mask.dim() != 2:
-            return
         inputs = kwargs.get("input_ids")
         if inputs is None:
-            inputs = kwargs.get("inputs_embeds", args[0] if args else None)
-        if isinstance(inputs, Tensor):  # with a cache the mask also covers the past
-            self._thread.token_mask = mask[:, -inputs.shape[1] :].bool().reshape(-1)
+            inputs = args[0] if args else kwargs.get("inputs_embeds")
+        usable = isinstance(mask, Tensor) and mask.dim() == 2 and isinstance(inputs, Tensor)
+        # With a cache the mask also covers the past: its last columns are the tokens at hand.
+        self._thread.begin(mask[:, -inputs.shape[1] :].bool().reshape(-1) if usable else None)
 
-    def _end(self, model: nn.Module, args: tuple[object, ...], output: object) -> None:
-        self._thread.reset()
+    def _end(self, model: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        self._thread.end()
 
-    def _scale(self, weights: AdaptiveWeights) -> Callable[..., tuple[Tensor]]:
-        def hook(gate: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+    def _scaler(self, weights: AdaptiveWeights) -> Callable[..., tuple[Tensor]]:
+        def scale(gate: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+            if not self._thread.active:
+                raise RuntimeError(
+                    "a gate ran outside its model's forward pass (gradient checkpointing does "
+                    "that): the previous layer's assignment is not known there"
+                )
+            weights.train(gate.training or self._calibrating)
             tokens = args[0].reshape(-1, args[0].shape[-1])
-            if self._thread.state is None:
-                return (tokens,)
-            scale = weights(tokens, self._thread.state, self._thread.token_mask)
-            return (tokens * scale.to(tokens.dtype),)
+            factor = weights(tokens, self._thread.previous, self._thread.token_mask)
+            return (tokens * factor.to(tokens.dtype),)
 
-        return hook
+        return scale
 
-    def _remember(self, gate: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+    def _remember(self, gate: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         logits, scores, indices = output
-        self._thread.state = RoutingState(indices.detach(), scores.detach(), logits.detach())
-        self.states.append(self._thread.state)
-
-    def hook(self, gates: dict[str, nn.Module]) -> None:
-        """Puts the hooks on the model and its gates."""
-        self._handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
-        self._handles.append(self.model.register_forward_hook(self._end, always_call=True))
-        for name, gate in gates.items():
-            if name in self.layers:
-                scale = self._scale(self.layers[name])
-                self._handles.append(gate.register_forward_pre_hook(scale))
-            self._handles.append(gate.register_forward_hook(self._remember))
+        self._thread.states.append(RoutingState(indices.detach(), scores.detach(), logits.detach()))
 
 
 def attach_ac_router(
@@ -114,7 +114,7 @@ def attach_ac_router(
     *,
     layers: Sequence[int] | None = None,
     skip_first: int = 1,
-    **weight_options: float | str | bool | None,
+    **weight_options: Any,
 ) -> AttachedRouter:
     """Scales the gates' inputs of a transformers MoE model by adaptive clustering weights.
 
@@ -146,21 +146,16 @@ def attach_ac_router(
         )
     if skip_first < 1:
         raise ValueError(f"skip_first must be at least 1: no clusters before it, got {skip_first}")
-    chosen = range(skip_first, len(gates)) if layers is None else layers
-    wrong = [layer for layer in chosen if not skip_first <= layer < len(gates)]
-    if wrong or not len(chosen):
+    chosen = list(range(skip_first, len(gates)) if layers is None else layers)
+    if not chosen or any(not skip_first <= layer < len(gates) for layer in chosen):
         raise ValueError(
-            f"layers must name MoE layers in [skip_first={skip_first}, {len(gates)}), "
-            f"got {list(chosen)}"
+            f"layers must name MoE layers in [skip_first={skip_first}, {len(gates)}), got {chosen}"
         )
     names = list(gates)
-    weights: dict[str, AdaptiveWeights] = {}
-    for layer in chosen:
-        weight = gates[names[layer]].weight
-        module = AdaptiveWeights(weight.shape[1], weight.shape[0], **weight_options)
-        weights[names[layer]] = module.to(weight.device).eval()
-    attached = AttachedRouter(model, weights)
-    attached.hook(gates)
+    scaled = {names[layer]: gates[names[layer]] for layer in chosen}
+    attached = AttachedRouter(model, scaled, **weight_options)
+    for name, gate in gates.items():
+        attached.follow(name, gate)
     return attached
 
 

@@ -1,7 +1,7 @@
 """The adaptive clustering gate: tokens, scaled by their last cluster's feature weights."""
 
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -149,14 +149,15 @@ class AdaptiveWeights(nn.Module):
             average.add_(step * known.view(-1, *[1] * (new.dim() - 1)))
 
 
-class ACRouter(EmbeddingRouter):
+class ACRouter(nn.Module):
     """Adaptive Clustering router: softmax(TopK((w ⊙ h)ᵀ e_k / ‖e_k‖)), w = W of h's last cluster.
 
     Args:
         d_model: width of the tokens.
         num_experts: number of experts.
         top_k: experts per token.
-        embedding_norm: see `EmbeddingRouter`.
+        gate: the ordinary gate that sees the scaled tokens; unit-norm embeddings when None, as in
+            the paper's language models. Its own `top_k` counts when it is given.
         strict: a missing previous state raises instead of routing with unit weights; also checks
             tokens and assignments (see `AdaptiveWeights`).
         **weight_options: keyword arguments of `AdaptiveWeights`.
@@ -168,14 +169,21 @@ class ACRouter(EmbeddingRouter):
         num_experts: int,
         top_k: int = 2,
         *,
-        embedding_norm: float | None = 1.5,
+        gate: nn.Module | None = None,
         strict: bool = False,
-        **weight_options: float | str | bool | None,
+        **weight_options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, top_k, embedding_norm=embedding_norm)
+        super().__init__()
+        self.gate = EmbeddingRouter(d_model, num_experts, top_k) if gate is None else gate
+        self.num_experts = num_experts
         self.strict = strict
         self.adaptive = AdaptiveWeights(d_model, num_experts, strict=strict, **weight_options)
         self._warned = False
+
+    @property
+    def balance_temperature(self) -> float:
+        """Temperature of the gate's logits in a balance loss."""
+        return self.gate.balance_temperature
 
     def forward(
         self,
@@ -195,8 +203,9 @@ class ACRouter(EmbeddingRouter):
         """
         if previous is None:
             self._without_previous()
-            return self.route(tokens)
-        return self.route(tokens, self.adaptive(tokens, previous, token_mask))
+            return self.gate(tokens)
+        weights = self.adaptive(tokens, previous, token_mask)
+        return self.gate(tokens * weights.to(tokens.dtype))._replace(weights=weights)
 
     def _without_previous(self) -> None:
         if self.strict:

@@ -3,6 +3,8 @@
 Shapes: b images, m tokens, d width, E experts, p slots per expert.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -44,7 +46,7 @@ class ACSoftMoE(nn.Module):
         activation: Activation = "gelu",
         dropout: float = 0.0,
         adaptive: bool = True,
-        **weight_options: float | str | bool | None,
+        **weight_options: Any,
     ) -> None:
         super().__init__()
         if slots < 1:
@@ -80,9 +82,7 @@ class ACSoftMoE(nn.Module):
             token_mask: (b, m) bool, False for padding, which no slot sees.
         """
         if tokens.dim() != 3 or tokens.shape[-1] != len(self.phi):
-            raise ValueError(
-                f"tokens must be (b, m, {len(self.phi)}), got {tuple(tokens.shape)}"
-            )
+            raise ValueError(f"tokens must be (b, m, {len(self.phi)}), got {tuple(tokens.shape)}")
         x = functional.normalize(tokens, dim=-1)
         weights = None
         if self.adaptive is not None and previous is not None:
