@@ -1,0 +1,78 @@
+"""Linear layers of which only chosen rows or columns take part."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ritornello.common.kernels.gather_gemm import gather_combine, gather_linear
+
+
+def store_by_columns(linear: nn.Linear) -> None:
+    """Lays the weight out by columns: a chosen column is contiguous, values are the same."""
+    linear.weight.data = linear.weight.data.t().contiguous().t()
+
+
+def store_by_rows(linear: nn.Linear) -> None:
+    """The usual layout again."""
+    linear.weight.data = linear.weight.data.contiguous()
+
+
+def weight_identity(weight: Tensor) -> tuple:
+    """Changes whenever the weight is replaced, moved, cast or written to."""
+    version = 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), version, weight.dtype, weight.device
+
+
+class _ChosenWeight:
+    """Copies of the chosen rows, made again only when the choice or the weight changes."""
+
+    def __init__(self) -> None:
+        self._index: Tensor | None = None
+        self._copy: Tensor | None = None
+        self._identity: tuple | None = None
+
+    def take(self, weight: Tensor, index: Tensor) -> Tensor:
+        identity = weight_identity(weight)
+        known = self._index is not None and identity == self._identity
+        if known and (index is self._index or torch.equal(index, self._index)):
+            return self._copy
+        # A copy made in inference mode could not be written to outside it.
+        with torch.inference_mode(False):
+            if not known or len(index) != len(self._copy):
+                self._copy = weight.new_empty(len(index), weight.shape[1], requires_grad=False)
+            torch.index_select(weight.detach(), 0, index, out=self._copy)
+        self._index, self._identity = index, identity
+        return self._copy
+
+
+class KeptRows:
+    """A linear layer that computes chosen outputs only."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+        self._chosen = _ChosenWeight()
+
+    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
+        weight = self.linear.weight
+        bias = self.linear.bias
+        bias = None if bias is None else bias.detach()[index]
+        if x.is_cuda:
+            out = gather_linear(x.to(weight.dtype), weight.detach(), index)
+            return out if bias is None else out.add_(bias)
+        return F.linear(x, self._chosen.take(weight, index), bias)
+
+
+class KeptColumns:
+    """A linear layer that reads chosen inputs only; its weight is stored by columns."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+        self._chosen = _ChosenWeight()
+
+    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
+        columns, bias = self.linear.weight.t(), self.linear.bias
+        if x.is_cuda:
+            out = gather_combine(x.to(columns.dtype), columns.detach(), index)
+        else:
+            out = x @ self._chosen.take(columns, index)
+        return out if bias is None else out.add_(bias.detach())
