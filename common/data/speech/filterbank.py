@@ -1,0 +1,169 @@
+"""Log mel filterbanks of 16 kHz speech, batched and on any device."""
+
+import math
+import warnings
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+SAMPLE_RATE = 16_000
+_INT16_SCALE = 32_768.0
+_FLOAT64_EPS = 2.220446049250313e-16  # stands for exact zero before the logarithm
+
+
+def frame_count(num_samples: int, *, frame_length: int = 400, frame_shift: int = 160) -> int:
+    """Number of filterbank frames of a signal; the last one is completed with zeros."""
+    if num_samples <= frame_length:
+        return 1
+    return 1 + math.ceil((num_samples - frame_length) / frame_shift)
+
+
+def mel_filters(
+    num_filters: int, fft_size: int, sample_rate: int = SAMPLE_RATE
+) -> Float[Tensor, "bins filters"]:
+    """Triangular filters whose corners lie on whole FFT bins, ``floor((fft_size+1)·f/rate)``."""
+    top = 2595 * math.log10(1 + sample_rate / 2 / 700)
+    mels = torch.linspace(0, top, num_filters + 2, dtype=torch.float64)
+    hertz = 700 * (10 ** (mels / 2595) - 1)
+    corners = torch.floor((fft_size + 1) * hertz / sample_rate)
+    bins = torch.arange(fft_size // 2 + 1, dtype=torch.float64)[:, None]
+    left, centre, right = corners[:-2], corners[1:-1], corners[2:]
+    rising = ((bins - left) / (centre - left)) * ((bins >= left) & (bins < centre))
+    falling = ((right - bins) / (right - centre)) * ((bins >= centre) & (bins < right))
+    return torch.nan_to_num(rising) + torch.nan_to_num(falling)
+
+
+def stack_frames(
+    features: Float[Tensor, "batch frames dim"], stack: int
+) -> Float[Tensor, "batch stacked wide"]:
+    """Joins every `stack` frames into one; the end is completed with zeros."""
+    batch, frames, dim = features.shape
+    padded = F.pad(features, (0, 0, 0, -frames % stack))
+    return padded.reshape(batch, -1, stack * dim)
+
+
+def fit_length(
+    features: Float[Tensor, "batch frames dim"], num_frames: int
+) -> Float[Tensor, "batch num_frames dim"]:
+    """Trims, or fills with zeros, to `num_frames` (the length of the video)."""
+    return F.pad(features, (0, 0, 0, num_frames - features.shape[1]))
+
+
+def as_int16_scale(waveform: Shaped[Tensor, "*batch samples"]) -> Float[Tensor, "*batch samples"]:
+    """Sample values on the int16 scale, as float32; signals in [-1, 1] are scaled with a warning."""
+    if not waveform.is_floating_point():
+        return waveform.float()
+    peak = waveform.detach().abs().max() if waveform.numel() else waveform.new_zeros(())
+    if 0 < float(peak) <= 1:
+        warnings.warn(
+            "waveform lies in [-1, 1]: scaled by 32768, the features are defined on int16 values",
+            stacklevel=3,
+        )
+        return waveform.float() * _INT16_SCALE
+    return waveform.float()
+
+
+class LogFilterbank(nn.Module):
+    """Stacked log mel filterbank features at the video's rate (AV-HuBERT's audio input).
+
+    Pre-emphasis, rectangular windows of 400 samples every 160, power spectrum of 512 points over
+    512, 26 triangular filters to 8 kHz, natural logarithm; `stack` frames joined; zeros up to the
+    video's length; layer normalisation of each stacked frame without weights.
+
+    Args:
+        num_filters: mel filters.
+        stack: filterbank frames (100 Hz) per output frame (25 Hz with 4).
+        normalize: layer-normalise every stacked frame.
+        sample_rate: rate of the waveforms in Hz; only 16 000 is accepted.
+    """
+
+    filters: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_filters: int = 26,
+        stack: int = 4,
+        normalize: bool = True,
+        sample_rate: int = SAMPLE_RATE,
+        preemphasis: float = 0.97,
+        frame_length: int = 400,
+        frame_shift: int = 160,
+        fft_size: int = 512,
+    ) -> None:
+        super().__init__()
+        if sample_rate != SAMPLE_RATE:
+            raise ValueError(
+                f"sample_rate must be {SAMPLE_RATE} Hz, got {sample_rate}: resample the waveform "
+                "first, for example with scipy.signal.resample_poly"
+            )
+        self.stack, self.normalize, self.preemphasis = stack, normalize, preemphasis
+        self.frame_length, self.frame_shift, self.fft_size = frame_length, frame_shift, fft_size
+        filters = mel_filters(num_filters, fft_size, sample_rate).float()
+        self.register_buffer("filters", filters, persistent=False)
+
+    def log_mel(
+        self,
+        waveform: Shaped[Tensor, "batch samples"],
+        lengths: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch frames filters"]:
+        """Log filterbank at 100 Hz; frames past a row's own length are exact zeros.
+
+        Args:
+            waveform: int16 values, as integers or floats; a row may be padded at the right.
+            lengths: samples of every row; all of them when absent.
+        """
+        if waveform.dim() != 2:
+            raise ValueError(
+                f"waveform must be (batch, samples) of one channel, got {tuple(waveform.shape)}"
+            )
+        signal = as_int16_scale(waveform)
+        emphasised = torch.cat(
+            [signal[:, :1], signal[:, 1:] - self.preemphasis * signal[:, :-1]], dim=1
+        )
+        samples = waveform.shape[1]
+        if lengths is not None:
+            inside = torch.arange(samples, device=signal.device) < lengths[:, None]
+            emphasised = emphasised * inside
+        frames = frame_count(
+            samples, frame_length=self.frame_length, frame_shift=self.frame_shift
+        )
+        needed = (frames - 1) * self.frame_shift + self.frame_length
+        windows = F.pad(emphasised, (0, needed - samples)).unfold(
+            1, self.frame_length, self.frame_shift
+        )
+        spectrum = torch.view_as_real(torch.fft.rfft(windows, self.fft_size))
+        power = spectrum.square().sum(-1) / self.fft_size
+        mel = power @ self.filters.to(power.dtype)
+        log_mel = torch.where(mel == 0, _FLOAT64_EPS, mel).log()
+        if lengths is None:
+            return log_mel
+        own = [
+            frame_count(int(n), frame_length=self.frame_length, frame_shift=self.frame_shift)
+            for n in lengths
+        ]
+        present = torch.arange(frames)[None, :] < torch.tensor(own)[:, None]
+        return log_mel * present.to(log_mel.device)[..., None]
+
+    def forward(
+        self,
+        waveform: Shaped[Tensor, "batch samples"],
+        lengths: Int[Tensor, " batch"] | None = None,
+        *,
+        num_frames: int | None = None,
+    ) -> Float[Tensor, "batch channels frames"]:
+        """Features in the layout the encoder takes, (batch, 26·stack, frames).
+
+        Args:
+            waveform: (batch, samples) at 16 kHz on the int16 scale.
+            lengths: samples of every row.
+            num_frames: length of the video in frames; the features are trimmed or zero-filled.
+        """
+        stacked = stack_frames(self.log_mel(waveform, lengths), self.stack)
+        if num_frames is not None:
+            stacked = fit_length(stacked, num_frames)
+        if self.normalize:
+            stacked = F.layer_norm(stacked, stacked.shape[-1:])
+        return stacked.transpose(1, 2)

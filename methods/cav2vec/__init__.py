@@ -1,0 +1,1 @@
+"""CAV2vec: robust audio-visual speech representations by multi-task corrupted prediction."""

@@ -1,0 +1,279 @@
+"""What may happen to the picture: objects, hands, sensor noise, blur, pixelation (sec. 4.1).
+
+Every corruption takes a whole clip, disturbs stretches of it and tells which frames it touched.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+
+from ritornello.methods.cav2vec.occluders import Patch, augment_patch, draw_hand, draw_object
+
+Clip = UInt8[np.ndarray, "frames height width"]
+Landmarks = Float[np.ndarray, "frames 20 2"]
+_CROP = 96  # the crop the published patch sizes refer to
+_HAND_TOP = 20
+_BLUR_TAPS = 7
+
+
+class Corrupted(NamedTuple):
+    """A disturbed clip and the frames that were touched."""
+
+    frames: np.ndarray
+    flags: np.ndarray
+
+
+class Corruption(Protocol):
+    """Disturbs a clip; every draw comes from `generator`."""
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted: ...
+
+
+def draw_segments(
+    num_frames: int, generator: np.random.Generator, *, frequency: int = 1
+) -> list[slice]:
+    """Stretches to corrupt.
+
+    One stretch of [0.1, 0.5) of the clip; with a higher frequency the clip is cut into that many
+    equal parts and each holds one of [0.3, 0.5) of the part. Too short for one frame: none.
+    """
+    if frequency < 1:
+        raise ValueError(f"frequency must be at least 1, got {frequency}")
+    low, high = (0.1, 0.5) if frequency == 1 else (0.3, 0.5)
+    part = num_frames // frequency
+    segments = []
+    for index in range(frequency):
+        shortest, longest = int(low * part), int(high * part)
+        if longest <= shortest:
+            length = longest
+        else:
+            length = int(generator.integers(shortest, longest))
+        if length < 1:
+            continue
+        first = index * part + int(generator.integers(0, part - length + 1))
+        segments.append(slice(first, first + length))
+    return segments
+
+
+def flagged(num_frames: int, segments: Sequence[slice]) -> Bool[np.ndarray, " frames"]:
+    """True inside the segments."""
+    flags = np.zeros(num_frames, dtype=bool)
+    for segment in segments:
+        flags[segment] = True
+    return flags
+
+
+def overlay(
+    frames: np.ndarray,
+    patch: np.ndarray,
+    alpha: Float[np.ndarray, "h w"],
+    top: Int[np.ndarray, " frames"],
+    left: Int[np.ndarray, " frames"],
+) -> np.ndarray:
+    """Blends a patch into every frame at its own place; what lies outside the frame is cut off.
+
+    Args:
+        frames: uint8 (n, H, W) or (n, H, W, channels).
+        patch: (h, w), or (h, w, channels).
+        alpha: opacity in [0, 1].
+        top: row of the patch's upper edge in each frame; may be negative.
+        left: column of its left edge.
+    """
+    height, width = patch.shape[:2]
+    rows = np.asarray(top)[:, None, None] + np.arange(height)[None, :, None]
+    columns = np.asarray(left)[:, None, None] + np.arange(width)[None, None, :]
+    inside = (rows >= 0) & (rows < frames.shape[1]) & (columns >= 0) & (columns < frames.shape[2])
+    which, i, j = np.nonzero(inside)
+    y, x = rows[which, i, 0], columns[which, 0, j]
+    weight = alpha[i, j]
+    if frames.ndim == 4:
+        weight = weight[:, None]
+    blended = frames[which, y, x] * (1 - weight) + patch[i, j] * weight
+    result = frames.copy()
+    result[which, y, x] = blended.astype(np.uint8)  # truncated, as the official code does
+    return result
+
+
+def cover_lower_face(frames: np.ndarray, patch: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Lays the upper part of a patch of the frame's size over all rows from 20/96 down."""
+    top = round(_HAND_TOP * frames.shape[1] / _CROP)
+    rows = frames.shape[1] - top
+    weight = alpha[:rows] if frames.ndim == 3 else alpha[:rows, :, None]
+    result = frames.copy()
+    result[:, top:] = (frames[:, top:] * (1 - weight) + patch[:rows] * weight).astype(np.uint8)
+    return result
+
+
+def pixelate(frames: np.ndarray, pixel_size: int) -> np.ndarray:
+    """Shrinks by `pixel_size` bilinearly and enlarges again without interpolation."""
+    import torch
+    import torch.nn.functional as F
+
+    if pixel_size < 1:
+        raise ValueError(f"pixel_size must be at least 1, got {pixel_size}")
+    grey = frames.ndim == 3
+    x = torch.from_numpy(frames if not grey else frames[..., None]).permute(0, 3, 1, 2).float()
+    height, width = x.shape[2:]
+    small = (max(height // pixel_size, 1), max(width // pixel_size, 1))
+    coarse = F.interpolate(x, small, mode="bilinear", align_corners=False).round()
+    large = F.interpolate(coarse, (height, width), mode="nearest").permute(0, 2, 3, 1)
+    return (large[..., 0] if grey else large).numpy().astype(np.uint8)
+
+
+def pixelate_mouth(frames: np.ndarray, pixel_size: int) -> np.ndarray:
+    """Pixelates the middle 40/96 of the picture only."""
+    height, width = frames.shape[1:3]
+    top, left = round(28 * height / _CROP), round(28 * width / _CROP)
+    inside = (slice(None), slice(top, height - top), slice(left, width - left))
+    result = frames.copy()
+    result[inside] = pixelate(np.ascontiguousarray(frames[inside]), pixel_size)
+    return result
+
+
+def gaussian_noise(frames: Clip, variance: float, generator: np.random.Generator) -> Clip:
+    """Adds normal noise of the given variance on the scale [0, 1], clipped."""
+    noise = generator.standard_normal(frames.shape, dtype=np.float32)
+    return np.clip(frames + 255 * np.sqrt(variance) * noise, 0, 255).astype(np.uint8)
+
+
+def gaussian_blur(frames: Clip, sigma: float) -> Clip:
+    """A separable 7×7 Gaussian, edges mirrored."""
+    reach = _BLUR_TAPS // 2
+    taps = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2).astype(np.float32)
+    taps /= taps.sum()
+    x = frames.astype(np.float32)
+    for axis in (1, 2):
+        pad = [(0, 0), (0, 0), (0, 0)]
+        pad[axis] = (reach, reach)
+        padded = np.pad(x, pad, mode="reflect")
+        size = frames.shape[axis]
+        shifted = (padded.take(np.arange(k, k + size), axis) * taps[k] for k in range(_BLUR_TAPS))
+        x = sum(shifted)
+    return np.round(x).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class ObjectOcclusion:
+    """An object that follows a lip landmark.
+
+    Args:
+        patch: makes the object of a given size; drawn shapes by default, `PatchFolder` for photos.
+        sizes: least and greatest edge in pixels of a 96-pixel crop.
+        frequency: stretches a clip.
+    """
+
+    patch: Callable[[int, np.random.Generator], Patch] = draw_object
+    sizes: tuple[int, int] = (20, 45)
+    frequency: int = 1
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
+        if landmarks is None:
+            raise ValueError("landmarks are needed: the object follows a lip landmark, got None")
+        scale = frames.shape[1] / _CROP
+        segments = draw_segments(len(frames), generator, frequency=self.frequency)
+        result = frames.copy()
+        for segment in segments:
+            size = max(round(int(generator.integers(*self.sizes)) * scale), 2)
+            patch = augment_patch(self.patch(size, generator), generator)
+            followed = landmarks[segment, generator.integers(landmarks.shape[1])]
+            offset = generator.integers(10, 30, size=2) * scale
+            left, top = np.round(followed - offset).astype(int).T
+            result[segment] = overlay(frames[segment], patch.image, patch.alpha, top, left)
+        return Corrupted(result, flagged(len(frames), segments))
+
+
+@dataclass(frozen=True)
+class HandOcclusion:
+    """A hand over the lower face (never seen in training)."""
+
+    patch: Callable[[int, np.random.Generator], Patch] = draw_hand
+    frequency: int = 3
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
+        segments = draw_segments(len(frames), generator, frequency=self.frequency)
+        result = frames.copy()
+        for segment in segments:
+            patch = self.patch(frames.shape[1], generator)
+            result[segment] = cover_lower_face(frames[segment], patch.image, patch.alpha)
+        return Corrupted(result, flagged(len(frames), segments))
+
+
+@dataclass(frozen=True)
+class Pixelate:
+    """The whole picture in coarse squares (never seen in training)."""
+
+    pixel_size: int = 5
+    frequency: int = 3
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
+        segments = draw_segments(len(frames), generator, frequency=self.frequency)
+        result = frames.copy()
+        for segment in segments:
+            result[segment] = pixelate(frames[segment], self.pixel_size)
+        return Corrupted(result, flagged(len(frames), segments))
+
+
+@dataclass(frozen=True)
+class SequenceNoise:
+    """On one stretch sensor noise (30 %), blur (30 %) or nothing (40 %)."""
+
+    noise_probability: float = 0.3
+    blur_probability: float = 0.3
+    max_variance: float = 0.2
+    sigmas: tuple[float, float] = (0.1, 2.0)
+    frequency: int = 1
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
+        segments = draw_segments(len(frames), generator, frequency=self.frequency)
+        choice = generator.random()
+        if choice >= self.noise_probability + self.blur_probability:
+            return Corrupted(frames, np.zeros(len(frames), dtype=bool))
+        result = frames.copy()
+        for segment in segments:
+            if choice < self.noise_probability:
+                variance = generator.uniform(0, self.max_variance)
+                result[segment] = gaussian_noise(frames[segment], variance, generator)
+            else:
+                result[segment] = gaussian_blur(frames[segment], generator.uniform(*self.sigmas))
+        return Corrupted(result, flagged(len(frames), segments))
+
+
+@dataclass(frozen=True)
+class VideoCorruptor:
+    """Several corruptions one after the other; a frame touched by any is flagged.
+
+    Args:
+        corruptions: applied in order.
+        probability: chance that a clip is corrupted at all.
+    """
+
+    corruptions: Sequence[Corruption] = (ObjectOcclusion(), SequenceNoise())
+    probability: float = 1.0
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
+        if frames.ndim != 3 or frames.dtype != np.uint8:
+            raise ValueError(
+                f"frames must be uint8 (frames, height, width), got {frames.dtype} {frames.shape}"
+            )
+        flags = np.zeros(len(frames), dtype=bool)
+        if generator.random() >= self.probability:
+            return Corrupted(frames, flags)
+        for corruption in self.corruptions:
+            frames, touched = corruption(frames, generator, landmarks)
+            flags = flags | touched
+        return Corrupted(frames, flags)

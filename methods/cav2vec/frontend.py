@@ -1,0 +1,164 @@
+"""From filterbanks and mouth crops to one feature vector per 25 Hz frame and modality (sec. 3)."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+VIDEO_MEAN, VIDEO_STD = 0.421, 0.165  # of grey mouth crops on [0, 1]
+
+
+class GradientScale(torch.autograd.Function):
+    """The identity whose gradient is multiplied by a constant; the value is not touched."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, scale: float) -> Tensor:  # noqa: ANN001
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN001
+        return gradient * ctx.scale, None
+
+
+class BasicBlock(nn.Module):
+    """ResNet-18 block with a per-channel PReLU."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu1 = nn.PReLU(channels)
+        self.relu2 = nn.PReLU(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = None
+        if stride != 1 or in_channels != channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d i j"]:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu1(self.bn1(self.conv1(x)))
+        return self.relu2(self.bn2(self.conv2(x)) + shortcut)
+
+
+class ResNetTrunk(nn.Module):
+    """Stages of two blocks; every stage but the first halves the picture."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        before = widths[0]
+        self.num_stages = len(widths)
+        for stage, width in enumerate(widths, start=1):
+            first = BasicBlock(before, width, 1 if stage == 1 else 2)
+            setattr(self, f"layer{stage}", nn.Sequential(first, BasicBlock(width, width, 1)))
+            before = width
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        for stage in range(1, self.num_stages + 1):
+            x = getattr(self, f"layer{stage}")(x)
+        return x.mean(dim=(2, 3))
+
+
+class LipResNet(nn.Module):
+    """A convolution over time and space, then ResNet-18 on every frame."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.frontend3D = nn.Sequential(
+            nn.Conv3d(1, widths[0], (5, 7, 7), (1, 2, 2), (2, 3, 3), bias=False),
+            nn.BatchNorm2d(widths[0]),
+            nn.PReLU(widths[0]),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        self.trunk = ResNetTrunk(widths)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Conv3d)):
+                fan_out = module.out_channels * module.weight[0, 0].numel()
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+
+    def stem(self, video: Float[Tensor, "batch 1 time height width"]) -> Float[Tensor, "n c h w"]:
+        """The convolution over five frames, as a 2-D one on five stacked frames.
+
+        The same sums as the 3-D convolution: with one input channel and a time stride of 1, the
+        five neighbouring frames are the channels of a picture. 2-D kernels are the faster ones.
+        """
+        convolution = self.frontend3D[0]
+        batch, _, time, height, width = video.shape
+        padded = F.pad(video[:, 0], (0, 0, 0, 0, 2, 2))
+        windows = padded.unfold(1, 5, 1).permute(0, 1, 4, 2, 3)
+        stacked = windows.reshape(batch * time, 5, height, width)
+        weight = convolution.weight[:, 0].to(stacked.dtype)
+        return F.conv2d(stacked, weight, convolution.bias, stride=2, padding=3)
+
+    def forward(
+        self, video: Float[Tensor, "batch 1 time height width"]
+    ) -> Float[Tensor, "batch time dim"]:
+        x = self.stem(video)
+        for module in self.frontend3D[1:]:
+            x = module(x)
+        return self.trunk(x).unflatten(0, (video.shape[0], video.shape[2]))
+
+
+class AudioFrontend(nn.Module):
+    """One linear layer on stacked filterbanks."""
+
+    def __init__(self, audio_dim: int, embed_dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(audio_dim, embed_dim)
+
+    def forward(
+        self, audio: Float[Tensor, "batch channels time"]
+    ) -> Float[Tensor, "batch time dim"]:
+        return self.proj(audio.transpose(1, 2))
+
+
+class VideoFrontend(nn.Module):
+    """`LipResNet` and one linear layer."""
+
+    def __init__(self, widths: tuple[int, ...], embed_dim: int) -> None:
+        super().__init__()
+        self.resnet = LipResNet(widths)
+        self.proj = nn.Linear(widths[-1], embed_dim)
+
+    def forward(
+        self, video: Float[Tensor, "batch 1 time height width"]
+    ) -> Float[Tensor, "batch time dim"]:
+        return self.proj(self.resnet(video))
+
+
+def fold_batch_norm(frontend: VideoFrontend) -> None:
+    """Folds every batch normalisation into its convolution, in place, for inference only."""
+    from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+    if frontend.training:
+        raise ValueError("frontend must be in eval mode before its statistics can be folded in")
+
+    def fold(convolution: nn.Conv2d | nn.Conv3d, norm: nn.BatchNorm2d) -> None:
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight,
+            convolution.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
+
+    stem = frontend.resnet.frontend3D
+    if isinstance(stem[1], nn.Identity):
+        return
+    fold(stem[0], stem[1])
+    stem[1] = nn.Identity()
+    for block in [m for m in frontend.modules() if isinstance(m, BasicBlock)]:
+        fold(block.conv1, block.bn1)
+        fold(block.conv2, block.bn2)
+        block.bn1, block.bn2 = nn.Identity(), nn.Identity()
+        if block.downsample is not None:
+            fold(block.downsample[0], block.downsample[1])
+            block.downsample[1] = nn.Identity()
