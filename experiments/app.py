@@ -320,6 +320,9 @@ def _hydra_main() -> None:
 def _list(arguments: list[str]) -> int:
     from ritornello.experiments.overview import list_papers
 
+    if arguments == ["--names"]:
+        print(*papers(), sep="\n")
+        return 0
     return list_papers(Path(arguments[0]) if arguments else Path("outputs"))
 
 
