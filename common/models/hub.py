@@ -20,7 +20,10 @@ def resolve_device(device: str) -> torch.device:
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"device must be auto, cpu, cuda or cuda:<n>, got {device!r}") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={device} needs a CUDA GPU and none is visible; device=cpu works")
     return chosen
