@@ -1,0 +1,218 @@
+"""Autoregressive pretraining: every cluster of patches is predicted from those before it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ritornello.methods.arm.backbone import MambaMLPBlock, PatchEmbedding, tap_layers
+from ritornello.methods.arm.patches import (
+    Order,
+    cluster_mask,
+    cluster_order,
+    normalize_patches,
+    patchify,
+    sincos_positions,
+)
+
+Target = Literal["pixels_norm", "pixels"]
+
+
+@dataclass(frozen=True)
+class PretrainingOutput:
+    """What a pretraining model returns.
+
+    Attributes:
+        loss: scalar, mean squared error over all predicted values.
+        pred: predicted patches, (batch, predicted tokens, values of a patch).
+        token_loss: mean squared error of each predicted patch, (batch, predicted tokens).
+        patches: raster index of each predicted patch, (predicted tokens,) or (batch, ...).
+    """
+
+    loss: Tensor
+    pred: Tensor
+    token_loss: Tensor
+    patches: Tensor
+
+
+class CrossAttentionBlock(nn.Module):
+    """Decoder block: queries attend to the encoder's memory, then an MLP. No self-attention."""
+
+    def __init__(self, dim: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query_norm, self.memory_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.q, self.kv, self.proj = (
+            nn.Linear(dim, dim),
+            nn.Linear(dim, 2 * dim),
+            nn.Linear(dim, dim),
+        )
+        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "batch queries dim"],
+        memory: Float[Tensor, "batch memory dim"],
+        mask: Bool[Tensor, "queries memory"],
+    ) -> Float[Tensor, "batch queries dim"]:
+        """`mask` is True where a query may look."""
+        normed = self.memory_norm(memory)
+        key, value = self.kv(normed).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        query = self.q(self.query_norm(queries)).unflatten(-1, (self.heads, -1))
+        heads_first = (x.transpose(1, 2) for x in (query, key, value))
+        attended = F.scaled_dot_product_attention(*heads_first, attn_mask=mask)
+        queries = queries + self.proj(attended.transpose(1, 2).flatten(2))
+        return queries + self.fc2(F.gelu(self.fc1(self.mlp_norm(queries))))
+
+
+class ARMForPretraining(nn.Module):
+    """Causal Mamba encoder and cross-attention decoder of ARM's pretraining (sec. 3.3).
+
+    Args:
+        image_size: side of the square images, pixels.
+        patch_size: side of a patch, pixels.
+        depth: encoder blocks.
+        dim: encoder width.
+        decoder_dim: decoder width.
+        decoder_depth: decoder blocks.
+        cluster_size: patches per side of a cluster, the unit of prediction (4: 64 x 64 pixels).
+        order: in which clusters are predicted; "random" draws an order at every call.
+        target: "pixels_norm" (each patch normalised, the paper's best) or "pixels".
+        channels: colours of the images.
+        d_state: states per channel of the mixer.
+        decoder_heads: attention heads; decoder_dim // 64 (at least 1) if None.
+        taps: blocks (from 1) whose outputs the decoder reads; see `tap_layers`.
+
+    Raises:
+        ValueError: sizes that do not divide, fewer than two clusters, unknown `order` or `target`.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 192,
+        patch_size: int = 16,
+        depth: int = 12,
+        dim: int = 768,
+        decoder_dim: int = 512,
+        decoder_depth: int = 4,
+        cluster_size: int = 4,
+        order: Order = "row",
+        target: Target = "pixels_norm",
+        *,
+        channels: int = 3,
+        d_state: int = 16,
+        decoder_heads: int | None = None,
+        taps: Sequence[int] | None = None,
+    ):
+        super().__init__()
+        self.patch_size, self.cluster_size, self.order = patch_size, cluster_size, order
+        self.target = target
+        self.taps = tuple(taps) if taps is not None else tap_layers(depth)
+        heads = decoder_heads or max(1, decoder_dim // 64)
+        _check(self.taps, depth, decoder_dim, heads, target)
+        self.patch_embed = PatchEmbedding(image_size, patch_size, channels, dim)
+        grid = self.patch_embed.grid
+        order_now = cluster_order(grid, cluster_size, order)
+        self.register_buffer("pos_embed", sincos_positions(grid, dim)[None])
+        self.register_buffer("decoder_pos", sincos_positions(grid, decoder_dim)[None], False)
+        self.register_buffer("mask", cluster_mask(len(order_now) - 1, order_now.shape[1]), False)
+        self.register_buffer("fixed_order", order_now, persistent=False)
+        self.blocks = nn.ModuleList(MambaMLPBlock(dim, d_state, depth=depth) for _ in range(depth))
+        self.tap_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.taps)
+        self.encoder_to_decoder = nn.Linear(len(self.taps) * dim, decoder_depth * decoder_dim)
+        self.query_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
+        self.decoder = nn.ModuleList(
+            CrossAttentionBlock(decoder_dim, heads) for _ in range(decoder_depth)
+        )
+        self.decoder_norm = nn.LayerNorm(decoder_dim)
+        self.pixel_head = nn.Linear(decoder_dim, channels * patch_size**2)
+        nn.init.trunc_normal_(self.query_token, std=0.02)
+        for module in (self.encoder_to_decoder, self.decoder, self.pixel_head):
+            module.apply(_init_decoder)
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch colours height width"],
+        generator: torch.Generator | None = None,
+    ) -> PretrainingOutput:
+        """Loss and predictions of all clusters but the first.
+
+        Args:
+            images: a batch.
+            generator: draws the order when `order="random"`.
+        """
+        order = self.fixed_order
+        if self.order == "random":
+            grid = self.patch_embed.grid
+            order = cluster_order(grid, self.cluster_size, "random", generator).to(order.device)
+        memory = self.encode(images, order)
+        predicted = order[1:].flatten()
+        pred = self.decode(memory, predicted)
+        targets = self.targets(images)[:, predicted]
+        token_loss = (pred.to(targets.dtype) - targets).square().mean(-1)
+        return PretrainingOutput(token_loss.mean(), pred, token_loss, predicted)
+
+    def encode(
+        self, images: Float[Tensor, "batch colours height width"], order: Tensor
+    ) -> Float[Tensor, "batch tokens dim blocks"]:
+        """Memory for each decoder block, from all clusters of `order` but the last.
+
+        The decoder block is the fastest axis of the projection (layout of the published weights).
+        """
+        tokens = self.patch_embed(images) + self.pos_embed
+        tokens = tokens[:, order[:-1].flatten()]
+        collected = []
+        for index, block in enumerate(self.blocks, start=1):
+            tokens = block(tokens)
+            if index in self.taps:
+                collected.append(tokens)
+        normed = [norm(x) for norm, x in zip(self.tap_norms, collected, strict=True)]
+        projected = self.encoder_to_decoder(torch.cat(normed, dim=-1))
+        return projected.unflatten(-1, (-1, len(self.decoder)))
+
+    def decode(
+        self, memory: Float[Tensor, "batch tokens dim blocks"], predicted: Tensor
+    ) -> Float[Tensor, "batch tokens values"]:
+        """Predicted patches at the raster indices `predicted`."""
+        positions = self.query_token + self.decoder_pos[:, predicted]
+        queries = positions.expand(len(memory), -1, -1)
+        for index, block in enumerate(self.decoder):
+            queries = block(queries, memory[..., index], self.mask)
+        return self.pixel_head(self.decoder_norm(queries))
+
+    def targets(
+        self, images: Float[Tensor, "batch colours height width"]
+    ) -> Float[Tensor, "batch patches values"]:
+        """What is predicted for every patch, in raster order."""
+        patches = patchify(images, self.patch_size)
+        return normalize_patches(patches) if self.target == "pixels_norm" else patches
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that weight decay leaves alone, beside biases and norms (for timm's optimisers)."""
+        return {"query_token", *stacked_vectors(self)}
+
+
+def stacked_vectors(model: nn.Module) -> set[str]:
+    """Vectors of the mixers (biases, D) that are matrices only because directions are stacked."""
+    vectors = ("mixer.conv_bias", "mixer.dt_bias", "mixer.D")
+    return {name for name, _ in model.named_parameters() if name.endswith(vectors)}
+
+
+def _check(taps: tuple[int, ...], depth: int, dim: int, heads: int, target: str) -> None:
+    if target not in ("pixels_norm", "pixels"):
+        raise ValueError(f'target must be "pixels_norm" or "pixels", got {target!r}')
+    if dim % heads:
+        raise ValueError(f"decoder_dim={dim} must be a multiple of decoder_heads={heads}")
+    if not taps or list(taps) != sorted({*taps}) or taps[0] < 1 or taps[-1] > depth:
+        raise ValueError(f"taps must be increasing blocks in 1..{depth}, got {taps}")
+
+
+def _init_decoder(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.zeros_(module.bias)
