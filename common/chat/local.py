@@ -215,10 +215,7 @@ class TransformersClient:
         text = self._decode(row.token_ids[:-1] if ended else row.token_ids, params)
         text, stop = first_stop(text, params.stop)
         reason = row.finish_reason if stop is None else "stop"
-        alternatives = tuple(
-            {self.tokenizer.decode([token]): value for token, value in best.items()}
-            for best in row.alternatives
-        )
+        alternatives = tuple(self._named(best) for best in row.alternatives)
         return Completion(
             text=text,
             finish_reason=reason,
@@ -230,6 +227,13 @@ class TransformersClient:
             model=self.model_id,
             latency_seconds=seconds,
         )
+
+    def _named(self, best: dict[int, float]) -> dict[str, float]:
+        """Token text -> log-probability; of tokens with equal text the most probable."""
+        named: dict[str, float] = {}
+        for token, value in best.items():
+            named.setdefault(self.tokenizer.decode([token]), value)
+        return named
 
     def _score_request(self, index: int, context: str, options: Sequence[str]) -> "ScoreRequest":
         """Encodes each continuation as it is written after the context.
