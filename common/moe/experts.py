@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ritornello.common.moe.grouped import grouped_matmul
+
 Activation = Literal["relu", "gelu", "swiglu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
@@ -119,8 +121,5 @@ class Experts(nn.Module):
 
     @staticmethod
     def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, dispatch: Dispatch) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):  # grouped_mm is not on autocast's list
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(dtype), weight.to(dtype)
-        y = functional.grouped_mm(x, weight, offs=dispatch.offsets)
+        y = grouped_matmul(x, weight, dispatch.offsets)
         return y if bias is None else y + bias.to(y.dtype)[dispatch.experts]
