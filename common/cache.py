@@ -1,4 +1,4 @@
-"""A folder for what is expensive to make and the same for everyone: converted weights, compiled code."""
+"""A folder for what is expensive to make and the same for all: converted weights, compiled code."""
 
 import fcntl
 import hashlib

@@ -20,7 +20,15 @@ from ritornello.common.runs import Part, Plan, RunDirectory
 PROFILES = ("smoke", "small", "paper")
 # What says how a run is done, not what is measured: not part of a run's identity.
 RUNTIME_KEYS = (
-    "workers", "threads", "outputs", "strict", "fresh", "only", "tracker", "cooperative", "shard",
+    "workers",
+    "threads",
+    "outputs",
+    "strict",
+    "fresh",
+    "only",
+    "tracker",
+    "cooperative",
+    "shard",
 )
 
 
@@ -141,17 +149,16 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 def execute(config: dict[str, Any]) -> int:
     """Runs, judges and reports one resolved configuration; returns the exit status."""
-    from rich.console import Console
-
     from ritornello.common.reporting import Results, judge, load_card
     from ritornello.common.reporting.page import Report, write_report
     from ritornello.common.reporting.terminal import CellProgress, claim_table, format_seconds
     from ritornello.common.runs import run
     from ritornello.common.runs.store import write_atomically
 
-    console = Console()
+    console = _console()
     paper, profile = config["paper"], config["profile"]
     card = load_card(resources.files("ritornello.experiments").joinpath(paper, "card.yaml"))
+    build_plan(config).cells(**config["only"])  # what is wrong is told before a folder is made
     store = run_directory(config)
     store.create()
     write_atomically(store.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
@@ -184,7 +191,7 @@ def execute(config: dict[str, Any]) -> int:
     )
     page = write_report(report, store.path)
     if tracker is not None:
-        tracker.send(report, f"{paper}-{profile}-{store.path.name}", store.path)
+        _track(tracker, report, f"{paper}-{profile}-{store.path.name}", store.path, console)
     console.print(claim_table(report.verdicts, f"{card.title} · {profile}"))
     for cell, why in outcome.failures.items():
         reason = why.strip().splitlines()[-1]
@@ -200,6 +207,23 @@ def execute(config: dict[str, Any]) -> int:
     if config["strict"] and any(v.verdict == "contradicted" for v in report.verdicts):
         return 3
     return 0
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 120))
+
+
+def _track(tracker: Any, report: Any, run_id: str, directory: Path, console: Any) -> None:
+    """A tracker that fails costs its own copy only: everything is in the run directory already."""
+    try:
+        tracker.send(report, run_id, directory)
+    except UserError:
+        raise
+    except Exception as error:
+        console.print(f"the tracker failed: {_first_line(error)}", style="yellow", markup=False)
 
 
 def _draw(paper: str, results: Any, console: Any) -> list:
@@ -249,7 +273,7 @@ def _known(kind: str, name: str, known: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point of `ritornello`. Exit status: 0 judged, 1 a cell failed, 2 bad input, 3 strict."""
+    """Entry point. Exit status: 0 judged, 1 a cell failed, 2 bad input, 3 contradicted if strict."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -307,14 +331,16 @@ def _guarded(function: Any, *arguments: Any) -> int:
 def _hydra_main() -> None:
     import hydra
 
+    statuses: list[int] = []
+
     @hydra.main(config_path="pkg://ritornello.conf", config_name="reproduce", version_base="1.3")
     def task(cfg: DictConfig) -> int:
-        status = _guarded(lambda: execute(resolve(cfg)))
-        if status:
-            sys.exit(status)
-        return status
+        # The jobs of a sweep do not stop one another; the worst of them is the exit status.
+        statuses.append(_guarded(lambda: execute(resolve(cfg))))
+        return statuses[-1]
 
     task()
+    sys.exit(max(statuses, default=0))
 
 
 def _list(arguments: list[str]) -> int:

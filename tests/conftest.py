@@ -33,6 +33,6 @@ def shared_data() -> Path:
     return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)

@@ -78,7 +78,9 @@ def test_an_experiment_knows_its_own_method_only():
     wrong = []
     for file in sources("experiments"):
         own = file.relative_to(ROOT / "experiments").parts[0]
-        if own in ("benchmarks", "app.py", "overview.py", "__init__.py") or own.startswith("compose"):
+        if own in ("benchmarks", "app.py", "overview.py", "__init__.py") or own.startswith(
+            "compose"
+        ):
             continue
         for module, line, _ in imports(file):
             other = re.match(r"ritornello\.methods\.(\w+)", module)
@@ -151,4 +153,6 @@ def test_a_bare_import_names_the_right_module(package):
 
 def test_names_of_modules_say_what_is_in_them():
     vague = {"utils.py", "helpers.py", "misc.py", "core.py", "method.py", "common.py"}
-    assert not [f for d in ("methods", "common", "experiments") for f in sources(d) if f.name in vague]
+    assert not [
+        f for d in ("methods", "common", "experiments") for f in sources(d) if f.name in vague
+    ]

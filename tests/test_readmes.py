@@ -12,7 +12,9 @@ CARDS = sorted((ROOT / "methods").glob("*/README.md"))
 
 
 def example(readme: Path) -> str:
-    section = readme.read_text(encoding="utf-8").split("## Use it in your code")[1].split("\n## ")[0]
+    section = (
+        readme.read_text(encoding="utf-8").split("## Use it in your code")[1].split("\n## ")[0]
+    )
     blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     assert len(blocks) == 1, "one example"
     return blocks[0]

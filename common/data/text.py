@@ -27,7 +27,7 @@ def documentation_text() -> str:
 
 @cache
 def stdlib_source_text(limit: int = 2_000_000) -> str:
-    """Source text of Python's standard library, files in sorted order, cut at `limit` characters."""
+    """Source of Python's standard library, files in sorted order, cut at `limit` characters."""
     pieces: list[str] = []
     total = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
@@ -39,7 +39,9 @@ def stdlib_source_text(limit: int = 2_000_000) -> str:
     return "\n\n".join(pieces)[:limit]
 
 
-def wikitext2(split: Literal["train", "validation", "test"] = "test", path: str | None = None) -> str:
+def wikitext2(
+    split: Literal["train", "validation", "test"] = "test", path: str | None = None
+) -> str:
     """WikiText-2 raw as one text, rows joined by a blank line.
 
     Args:
@@ -127,7 +129,7 @@ def text_windows(
     """
     if not 0 <= start < 1:
         raise ValueError(f"start must be in [0, 1), got {start}")
-    # About six characters a token are never exceeded by much in English or code: tokenise a piece only.
+    # English and code have fewer than 12 characters a token: tokenise no more than is needed.
     begin = int(start * len(text))
     piece = text[begin:] if order == "random" else text[begin : begin + 12 * tokens * windows]
     ids = torch.tensor(tokenizer(piece, add_special_tokens=False)["input_ids"], dtype=torch.long)

@@ -39,7 +39,9 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found
 
 
-def hub_snapshot(name_or_path: str, *, repo_type: str = "model", revision: str | None = None) -> Path:
+def hub_snapshot(
+    name_or_path: str, *, repo_type: str = "model", revision: str | None = None
+) -> Path:
     """A local folder with the files of a hub repository, or the folder itself if it is one.
 
     The hub's cache is tried first and the network once, so that its absence is told in a second

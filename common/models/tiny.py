@@ -24,12 +24,10 @@ def tiny_causal_lm(
     seed: int = 0,
 ) -> "PreTrainedModel":
     """A random transformers model of the given family, seeded, fp32, in evaluation mode."""
-    from transformers import AutoModelForCausalLM, CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     if architecture not in ("llama", "mistral", "qwen2", "opt"):
-        raise ValueError(
-            f"architecture must be llama, mistral, qwen2 or opt, got {architecture!r}"
-        )
+        raise ValueError(f"architecture must be llama, mistral, qwen2 or opt, got {architecture!r}")
     shared = {
         "vocab_size": vocabulary,
         "hidden_size": width,

@@ -99,7 +99,10 @@ def load_card(file: Traversable) -> Card:
     for number, claim in enumerate(content.get("claims") or []):
         where = f"{place} claim {claim.get('id', number)}"
         check = _make(Check, claim.get("check") or {}, f"{where}: check")
-        claim = claim | {"check": check, "profiles": tuple(claim.get("profiles", ("small", "paper")))}
+        claim = claim | {
+            "check": check,
+            "profiles": tuple(claim.get("profiles", ("small", "paper"))),
+        }
         claims.append(_make(Claim, claim, where))
     identifiers = [claim.id for claim in claims]
     if len(set(identifiers)) < len(identifiers):

@@ -211,18 +211,14 @@ def _over_pairs(pairs: pd.DataFrame, ratio: bool) -> tuple[Interval, int, str]:
     a, b = pairs["value"].to_numpy(float), pairs["reference"].to_numpy(float)
     quantity = pairs.assign(quantity=np.log(a / b) if ratio else a - b)
     seeds = quantity.groupby("seed")["quantity"].mean()
-    values, units = (
-        (seeds, "seeds") if len(seeds) > 1 else (quantity["quantity"], "places")
-    )
+    values, units = (seeds, "seeds") if len(seeds) > 1 else (quantity["quantity"], "places")
     if len(values) < 2:
         raise _Unjudgeable("a single pair has no interval")
     interval = t_interval(values.to_numpy())
     return (Interval(*map(math.exp, interval)) if ratio else interval), len(values), units
 
 
-def _over_samples(
-    pairs: pd.DataFrame, ratio: bool, check: Check
-) -> tuple[Interval, int, str]:
+def _over_samples(pairs: pd.DataFrame, ratio: bool, check: Check) -> tuple[Interval, int, str]:
     """Paired bootstrap over the units of all pairs together."""
     if pairs["samples"].isna().any():
         raise _Unjudgeable("a single pair without per-unit samples has no interval")

@@ -38,9 +38,11 @@ def template_environment() -> jinja2.Environment:
     """Templates of this package; whatever they show is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(
-            lambda name: resources.files("ritornello.common.reporting")
-            .joinpath("templates", name)
-            .read_text(encoding="utf-8")
+            lambda name: (
+                resources.files("ritornello.common.reporting")
+                .joinpath("templates", name)
+                .read_text(encoding="utf-8")
+            )
         ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -133,16 +135,20 @@ def write_report(report: Report, directory: Path) -> Path:
         png = render_png(figure)
         (directory / "figures" / f"{figure.name}.png").write_bytes(png)
         pictures.append((figure, base64.b64encode(png).decode()))
-    page = template_environment().get_template("run.html.j2").render(
-        report=report,
-        pictures=pictures,
-        summary=summarise(report.results),
-        totals=totals(report.records),
-        provenance=provenance(report.records),
-        interval=format_interval,
-        style=resources.files("ritornello.common.reporting")
-        .joinpath("templates", "style.css")
-        .read_text(encoding="utf-8"),
+    page = (
+        template_environment()
+        .get_template("run.html.j2")
+        .render(
+            report=report,
+            pictures=pictures,
+            summary=summarise(report.results),
+            totals=totals(report.records),
+            provenance=provenance(report.records),
+            interval=format_interval,
+            style=resources.files("ritornello.common.reporting")
+            .joinpath("templates", "style.css")
+            .read_text(encoding="utf-8"),
+        )
     )
     write_atomically(directory / "report.html", page)
     return directory / "report.html"
@@ -160,7 +166,7 @@ def render_png(figure: Figure) -> bytes:
 def markdown_table(verdicts: Sequence[Verdict], profile: str) -> str:
     """The claim table of a card."""
     lines = [
-        f"| claim | paper | ours ({profile}) | judged quantity, 95 % interval | claimed | verdict |",
+        f"| claim | paper | ours ({profile}) | judged, 95 % interval | claimed | verdict |",
         "|---|---|---|---|---|---|",
     ]
     for v in verdicts:
@@ -171,5 +177,7 @@ def markdown_table(verdicts: Sequence[Verdict], profile: str) -> str:
         note = f" ({v.note})" if v.note else ""
         cells = [v.statement, paper, ours, f"{v.quantity}: {format_interval(v)}", v.margin]
         cells.append(f"**{v.verdict}**{note}")
-        lines.append("| " + " | ".join(escape(c, quote=False).replace("|", "\\|") for c in cells) + " |")
+        lines.append(
+            "| " + " | ".join(escape(c, quote=False).replace("|", "\\|") for c in cells) + " |"
+        )
     return "\n".join(lines)

@@ -70,7 +70,7 @@ class WandbTracker:
                 path = directory / "figures" / f"{figure.name}.png"
                 run.log({f"figures/{figure.name}": wandb.Image(str(path), caption=figure.caption)})
         finally:
-            run.finish(quiet=True)
+            run.finish()
 
     def _send_curve(self, run: Any, record: Mapping[str, Any], directory: Path) -> None:
         content = record["cell"]

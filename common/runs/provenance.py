@@ -8,12 +8,22 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "peft", "trl", "timm", "lightning", "hydra-core", "numpy", "scipy")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "trl",
+    "timm",
+    "lightning",
+    "hydra-core",
+    "numpy",
+    "scipy",
+)
 
 
 def revision() -> dict[str, Any]:
@@ -36,7 +46,7 @@ def revision() -> dict[str, Any]:
 
 
 def source_digest(paper: str) -> str:
-    """A hash over the code that a paper's figures depend on: its method, its experiment, the core."""
+    """A hash over the code behind a paper's figures: its method, its experiment, the core."""
     package = resources.files("ritornello")
     digest = hashlib.sha256()
     for folder in (f"methods/{paper}", f"experiments/{paper}", "common"):
@@ -101,10 +111,8 @@ def metered() -> Iterator[dict[str, float]]:
 
 
 def _reset_peak() -> None:
-    try:
+    with suppress(OSError):  # without it the peak is that of the process so far
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass  # then the peak is that of the process so far
 
 
 def _peak() -> int:

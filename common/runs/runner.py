@@ -72,8 +72,11 @@ def run(
         if pending:
             for name in {c.part: None for c in pending}:
                 plan.parts[name].measure.prepare()
-            reader = lambda: [r for c in cells if (r := store.read(c)) is not None]  # noqa: E731
-            with progress(cells, reader, workers) if progress else _Silent() as bar:
+
+            def read() -> list[dict[str, Any]]:
+                return [r for c in cells if (r := store.read(c)) is not None]
+
+            with progress(cells, read, workers) if progress else _Silent() as bar:
                 if workers == 1:
                     for cell in pending:
                         measure_cells(plan, store, [cell], threads, stamp)
@@ -158,12 +161,13 @@ class _Pool:
         return process
 
     def _note_death(self, process: Any) -> bool:
-        """Marks the dead worker's cell as failed; True when another worker should take its place."""
+        """Marks the dead worker's cell as failed; True when another should take its place."""
         lost = self.store.claimed_by(process.pid, self.cells)
         code = process.exitcode
-        how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        hint = " (out of memory?)" if code == -9 else ""
         for cell in lost:
-            hint = " (out of memory?)" if code == -9 else ""
-            self.store.fail(cell, f"its worker was {how}{hint}")
-            self.say(f"{cell}: its worker was {how}{hint}")
+            self.store.fail(cell, f"its worker {how}{hint}")
+        places = f" in {', '.join(map(str, lost))}" if lost else " before it measured anything"
+        self.say(f"a worker {how}{hint}{places}")
         return bool(lost)

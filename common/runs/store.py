@@ -102,9 +102,7 @@ class RunDirectory:
 
     def context(self, cell: Cell) -> CellContext:
         """The cell's folders. Artifacts of an unfinished attempt stay, as its scratch does."""
-        context = CellContext(
-            self.path / "scratch" / cell.key, self.path / "artifacts" / cell.key
-        )
+        context = CellContext(self.path / "scratch" / cell.key, self.path / "artifacts" / cell.key)
         context.scratch.mkdir(parents=True, exist_ok=True)
         context.artifacts.mkdir(parents=True, exist_ok=True)
         return context
@@ -148,7 +146,7 @@ class RunDirectory:
         return json.loads(path.read_text())["error"] if path.exists() else None
 
     def forget(self, cells: list[Cell]) -> None:
-        """Drops records, failures, artifacts and scratch of cells, so that they are measured again."""
+        """Drops all that is kept of cells, so that they are measured again."""
         for cell in cells:
             self._file(cell).unlink(missing_ok=True)
             self._failure(cell).unlink(missing_ok=True)

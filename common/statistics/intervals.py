@@ -35,9 +35,7 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def bootstrap_indices(
-    n: int, resamples: int, seed: int
-) -> Iterator[NDArray[np.int64]]:
+def bootstrap_indices(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Rows of indices drawn with replacement, (chunk, n) at a time, `resamples` rows in all."""
     rng = np.random.default_rng(seed)
     step = max(1, _CHUNK // max(n, 1))

@@ -1,4 +1,4 @@
-"""Trains a LightningModule for a number of steps so that a killed run continues to the same curve."""
+"""Trains a LightningModule so that a killed run continues to the same loss curve."""
 
 import logging
 import warnings

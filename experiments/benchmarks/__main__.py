@@ -68,7 +68,16 @@ def main() -> int:
 
 def _table(measured: dict[str, list[Timing]], processor: str) -> Table:
     table = Table(title=f"peer time / our time, one thread, {processor}", title_justify="left")
-    for name in ("suite", "what", "peer", "ours", "theirs", "ratio [quartiles]", "target", "repeats"):
+    for name in (
+        "suite",
+        "what",
+        "peer",
+        "ours",
+        "theirs",
+        "ratio [quartiles]",
+        "target",
+        "repeats",
+    ):
         table.add_column(name, overflow="fold")
     for suite, timings in measured.items():
         for t in timings:

@@ -170,7 +170,11 @@ def test_prepare_speaks_before_any_cell(toy, tmp_path):
 
 @pytest.mark.parametrize(
     ("only", "named"),
-    [({"arms": ["plian"]}, "did you mean plain"), ({"seeds": [9]}, "0, 1, 2"), ({"parts": ["x"]}, "draws")],
+    [
+        ({"arms": ["plian"]}, "did you mean plain"),
+        ({"seeds": [9]}, "0, 1, 2"),
+        ({"parts": ["x"]}, "draws"),
+    ],
 )
 def test_unknown_names_are_told_with_what_is_known(toy, tmp_path, only, named):
     with pytest.raises(UserError, match=named):
