@@ -1,0 +1,246 @@
+"""Direct preference optimisation with the prompt that both completions share computed once.
+
+trl's default step runs policy and reference over prompt+chosen and prompt+rejected: four passes
+that each repeat the prompt. Here a pair is one row, `[padding, prompt, chosen, rejected]`, whose mask
+hides the chosen tokens from the rejected ones and whose positions restart after the prompt, the
+reference is computed once before training, and the language-model head sees completion positions
+only. The loss is the same. `preference_trainer` runs it inside trl's `DPOTrainer`.
+
+Shape legend: B pairs, P longest prompt, C / R longest chosen / rejected, T = P + C + R, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class PreferenceSettings:
+    """Everything a preference run needs besides model and pairs.
+
+    Args:
+        beta: strength of the pull to the reference, > 0.
+        learning_rate: peak of the cosine schedule.
+        epochs: passes over the pairs; ignored where `max_steps` is given.
+        max_steps: optimiser steps.
+        batch_size: pairs per optimiser step on one process; a multiple of `micro_batch_size`.
+        micro_batch_size: pairs per forward pass.
+        warmup_ratio: share of the steps with rising learning rate.
+        nll_weight: weight of the chosen completion's mean negative log-likelihood per token.
+        replay_weight: weight of the mean negative log-likelihood of `replay` rows.
+        replay_batch_size: replay rows per forward pass.
+        length_normalize: divide the log-probabilities by the completion's length.
+        max_length: most tokens of prompt + completion. Longer pairs are refused, never cut.
+        lora_rank: rank of LoRA adapters on all linear layers; 0 trains all weights.
+        seed: order of pairs and replay rows.
+        save_steps: a checkpoint every that many steps; 0 writes none.
+    """
+
+    beta: float = 0.1
+    learning_rate: float = 1e-6
+    epochs: float = 1.0
+    max_steps: int = -1
+    batch_size: int = 32
+    micro_batch_size: int | None = None
+    warmup_ratio: float = 0.05
+    nll_weight: float = 0.0
+    replay_weight: float = 0.0
+    replay_batch_size: int = 32
+    length_normalize: bool = False
+    max_length: int = 2048
+    lora_rank: int = 0
+    seed: int = 0
+    save_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0:
+            raise ValueError(f"beta must be > 0, got {self.beta}")
+        micro = self.batch_size if self.micro_batch_size is None else self.micro_batch_size
+        if micro < 1 or self.batch_size % micro:
+            raise ValueError(
+                f"batch_size must be a multiple of micro_batch_size={micro}, got {self.batch_size}"
+            )
+        for name in ("nll_weight", "replay_weight", "lora_rank"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """One row per pair; see the module's first paragraph for the layout."""
+
+    input_ids: Int[Tensor, "pairs tokens"]
+    position_ids: Int[Tensor, "pairs tokens"]
+    attention_mask: Bool[Tensor, "pairs 1 tokens tokens"]
+    chosen_ids: Int[Tensor, "pairs chosen"]
+    rejected_ids: Int[Tensor, "pairs rejected"]
+    chosen_mask: Bool[Tensor, "pairs chosen"]
+    rejected_mask: Bool[Tensor, "pairs rejected"]
+
+
+def tokenize_pair(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: str | Sequence[Mapping[str, str]],
+    chosen: str,
+    rejected: str,
+    *,
+    max_length: int,
+) -> dict[str, list[int]]:
+    """Token ids of a pair; prompt and completions are tokenised apart, so nothing merges across.
+
+    Args:
+        tokenizer: its end-of-sequence token closes both completions.
+        prompt: text, or messages for the chat template; a last assistant message is a beginning
+            that the completion continues.
+        chosen: preferred completion.
+        rejected: the other one.
+        max_length: most tokens of prompt + completion.
+
+    Raises:
+        ValueError: empty or identical completions, an empty prompt, or a pair that is too long.
+    """
+    for name, text in (("chosen", chosen), ("rejected", rejected)):
+        if not text.strip():
+            raise ValueError(f"{name} must not be empty, got {text!r}")
+    if chosen == rejected:
+        raise ValueError(f"chosen and rejected must differ, both are {chosen!r}")
+    prompt_ids = tokenize_prompt(tokenizer, prompt)
+    ids = {"prompt_ids": prompt_ids}
+    for name, text in (("chosen", chosen), ("rejected", rejected)):
+        completion = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if completion[-1] != tokenizer.eos_token_id:
+            completion = [*completion, tokenizer.eos_token_id]
+        if len(prompt_ids) + len(completion) > max_length:
+            raise ValueError(
+                f"prompt + {name} must have at most max_length={max_length} tokens, "
+                f"got {len(prompt_ids)} + {len(completion)}"
+            )
+        ids[f"{name}_ids"] = completion
+    return ids
+
+
+def tokenize_prompt(
+    tokenizer: "PreTrainedTokenizerBase", prompt: str | Sequence[Mapping[str, str]]
+) -> list[int]:
+    """Ids of a text prompt as it stands, or of messages under the chat template."""
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    else:
+        continues = prompt[-1]["role"] == "assistant"
+        text = tokenizer.apply_chat_template(
+            list(prompt),
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise ValueError(f"prompt must have at least one token, got {prompt!r}")
+    return ids
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], value: int, *, left: bool = False
+) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+    """Rows of unequal length as one tensor, and the mask of their own tokens."""
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), value)
+    mask = torch.zeros((len(rows), width), dtype=torch.bool)
+    for index, row in enumerate(rows):
+        where = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[index, where] = torch.tensor(row)
+        mask[index, where] = True
+    return ids, mask
+
+
+def collate_pairs(pairs: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> PairBatch:
+    """Lays `prompt_ids`, `chosen_ids`, `rejected_ids` out as `[padding, prompt, chosen, rejected]`."""
+    prompt, prompt_mask = pad_rows([pair["prompt_ids"] for pair in pairs], pad_token_id, left=True)
+    chosen, chosen_mask = pad_rows([pair["chosen_ids"] for pair in pairs], pad_token_id)
+    rejected, rejected_mask = pad_rows([pair["rejected_ids"] for pair in pairs], pad_token_id)
+    sizes = (prompt.shape[1], chosen.shape[1], rejected.shape[1])
+    branch = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))
+    place = torch.arange(len(branch))
+    # A token sees earlier tokens of the prompt and of its own branch.
+    visible = (place[:, None] >= place) & ((branch == 0) | (branch[:, None] == branch))
+    valid = torch.cat([prompt_mask, chosen_mask, rejected_mask], dim=1)
+    # Padding sees itself: a row without any visible token would be NaN after the softmax.
+    attention = (visible & valid[:, None, :]) | torch.eye(len(branch), dtype=torch.bool)
+    lengths = prompt_mask.sum(1, keepdim=True)
+    positions = torch.cat(
+        [
+            torch.arange(sizes[0]) - sizes[0] + lengths,
+            lengths + torch.arange(sizes[1]),
+            lengths + torch.arange(sizes[2]),
+        ],
+        dim=1,
+    ).clamp(min=0)
+    return PairBatch(
+        input_ids=torch.cat([prompt, chosen, rejected], dim=1),
+        position_ids=positions,
+        attention_mask=attention[:, None],
+        chosen_ids=chosen,
+        rejected_ids=rejected,
+        chosen_mask=chosen_mask,
+        rejected_mask=rejected_mask,
+    )
+
+
+def pair_logprobs(
+    model: nn.Module, batch: PairBatch
+) -> tuple[Float[Tensor, " pairs"], Float[Tensor, " pairs"]]:
+    """Summed log-probabilities (natural log) of the chosen and the rejected completions.
+
+    Args:
+        model: a transformers causal language model that accepts 4-D masks (sdpa or eager).
+        batch: from `collate_pairs`, on the model's device.
+    """
+    chosen_size, rejected_size = batch.chosen_ids.shape[1], batch.rejected_ids.shape[1]
+    last_prompt = batch.input_ids.shape[1] - chosen_size - rejected_size - 1
+    keep = torch.arange(last_prompt, batch.input_ids.shape[1], device=batch.input_ids.device)
+    logits = model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=batch.attention_mask,
+        logits_to_keep=keep,
+        use_cache=False,
+    ).logits
+    first = logits[:, :1]  # the last prompt token predicts the first token of both branches
+    chosen = torch.cat([first, logits[:, 1:chosen_size]], dim=1)
+    rejected = torch.cat([first, logits[:, 1 + chosen_size : -1]], dim=1)
+    return (
+        _masked_sum(chosen, batch.chosen_ids, batch.chosen_mask),
+        _masked_sum(rejected, batch.rejected_ids, batch.rejected_mask),
+    )
+
+
+def _masked_sum(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    # float32: the sum over a long completion in bf16 would lose the difference between two.
+    losses = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten(), reduction="none")
+    return -(losses.view_as(ids) * mask).sum(1)
+
+
+def dpo_loss(
+    policy_chosen: Float[Tensor, " pairs"],
+    policy_rejected: Float[Tensor, " pairs"],
+    reference_chosen: Float[Tensor, " pairs"],
+    reference_rejected: Float[Tensor, " pairs"],
+    *,
+    beta: float,
+) -> tuple[Float[Tensor, " pairs"], Float[Tensor, " pairs"], Float[Tensor, " pairs"]]:
+    """-log sigmoid of the difference of the rewards beta * log(policy / reference).
+
+    Returns:
+        Loss, chosen reward and rejected reward of each pair; the rewards carry no gradient.
+    """
+    chosen = beta * (policy_chosen - reference_chosen)
+    rejected = beta * (policy_rejected - reference_rejected)
+    return -F.logsigmoid(chosen - rejected), chosen.detach(), rejected.detach()

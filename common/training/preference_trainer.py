@@ -1,0 +1,252 @@
+"""trl's `DPOTrainer` over shared-prompt pairs, with optional likelihood and replay terms.
+
+Importing this module imports trl.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from torch import Tensor
+from transformers.trainer_callback import PrinterCallback
+from trl import DPOConfig, DPOTrainer
+
+from ritornello.common.training.language_model_sft import linear_lora, newest_checkpoint
+from ritornello.common.training.preference import (
+    PairBatch,
+    PreferenceSettings,
+    collate_pairs,
+    dpo_loss,
+    pad_rows,
+    pair_logprobs,
+    tokenize_pair,
+    tokenize_prompt,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_BATCH_FIELDS = tuple(field.name for field in dataclasses.fields(PairBatch))
+
+
+class SharedPromptDPOTrainer(DPOTrainer):
+    """Sigmoid DPO + nll_weight * chosen NLL + replay_weight * NLL of replay rows.
+
+    Built by `train_preferences`; the reference log-probabilities are columns of the data set.
+
+    Args:
+        settings: weights of the terms.
+        replay: tokenised rows with `prompt_ids` and `completion_ids`; empty for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: PreferenceSettings,
+        replay: Sequence[Mapping[str, Sequence[int]]] = (),
+        **trainer_arguments: Any,
+    ) -> None:
+        self.settings = settings
+        self.replay = list(replay)
+        self.micro_steps = 0
+        super().__init__(**trainer_arguments)
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset  # tokenised already, by `tokenize_pair`
+
+    def compute_ref_log_probs(
+        self, model: torch.nn.Module, inputs: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        adapters = getattr(self.accelerator.unwrap_model(model), "disable_adapter", nullcontext)
+        with torch.no_grad(), adapters(), self.accelerator.autocast():
+            return pair_logprobs(model, _pair_batch(inputs, self.accelerator.device))
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: int | None = None,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        batch = _pair_batch(inputs, self.accelerator.device)
+        chosen, rejected = pair_logprobs(model, batch)
+        chosen_sizes, rejected_sizes = batch.chosen_mask.sum(1), batch.rejected_mask.sum(1)
+        log_probs = [chosen, rejected, inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]]
+        if self.settings.length_normalize:
+            sizes = [chosen_sizes, rejected_sizes] * 2
+            log_probs = [value / size for value, size in zip(log_probs, sizes, strict=True)]
+        losses, chosen_reward, rejected_reward = dpo_loss(*log_probs, beta=self.settings.beta)
+        loss = losses.mean()
+        terms = {"loss/dpo": loss}
+        if self.settings.nll_weight:
+            terms["loss/nll"] = -(chosen / chosen_sizes).mean()
+            loss = loss + self.settings.nll_weight * terms["loss/nll"]
+        if self.settings.replay_weight and model.training:
+            terms["loss/replay"] = self._replay_loss(model)
+            loss = loss + self.settings.replay_weight * terms["loss/replay"]
+        terms |= {
+            "rewards/margins": (chosen_reward - rejected_reward).mean(),
+            "rewards/accuracies": (chosen_reward > rejected_reward).float().mean(),
+            "completion_tokens/chosen": chosen_sizes.float().mean(),
+            "completion_tokens/rejected": rejected_sizes.float().mean(),
+        }
+        mode = "train" if model.training else "eval"
+        for name, value in terms.items():
+            self._metrics[mode][name].append(value.detach().item())
+        return (loss, terms) if return_outputs else loss
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, Tensor], *_: Any, **__: Any
+    ) -> tuple[Tensor, None, None]:
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def _replay_loss(self, model: torch.nn.Module) -> Tensor:
+        # The step number is in the seed: a resumed run draws what an unbroken one draws.
+        accumulation = self.args.gradient_accumulation_steps
+        draw = self.state.global_step * accumulation + self.micro_steps % accumulation
+        self.micro_steps += 1
+        rank = self.accelerator.process_index
+        generator = torch.Generator().manual_seed(
+            (self.settings.seed * 1_000_003 + draw) * 1_009 + rank
+        )
+        chosen = torch.randint(
+            len(self.replay), (self.settings.replay_batch_size,), generator=generator
+        )
+        rows = [self.replay[index] for index in chosen.tolist()]
+        ids, mask = pad_rows(
+            [[*row["prompt_ids"], *row["completion_ids"]] for row in rows], value=0
+        )
+        labels = ids.masked_fill(~mask, -100)
+        for index, row in enumerate(rows):
+            labels[index, : len(row["prompt_ids"])] = -100
+        device = self.accelerator.device
+        logits = model(
+            input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False
+        ).logits
+        return F.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten().to(device)
+        )
+
+
+def _pair_batch(inputs: Mapping[str, Tensor], device: torch.device) -> PairBatch:
+    return PairBatch(**{name: inputs[name].to(device) for name in _BATCH_FIELDS})
+
+
+class _PairCollator:
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, pairs: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = vars(collate_pairs(pairs, self.pad_token_id))
+        references = [name for name in pairs[0] if name.startswith("ref_")]
+        return batch | {name: torch.tensor([p[name] for p in pairs]) for name in references}
+
+
+def preference_trainer(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    pairs: Sequence[Mapping[str, Any]],
+    settings: PreferenceSettings,
+    *,
+    output_dir: Path | str,
+    replay: Sequence[Mapping[str, Any]] = (),
+    use_cpu: bool | None = None,
+) -> SharedPromptDPOTrainer:
+    """A trainer whose `train()` optimises `model` in place on the pairs.
+
+    Args:
+        model: the starting point and, frozen as it is now, the reference.
+        tokenizer: with an end-of-sequence token.
+        pairs: rows with `prompt` (text or messages), `chosen` and `rejected` (text).
+        settings: see `PreferenceSettings`.
+        output_dir: checkpoints; nothing is written when `settings.save_steps` is 0.
+        replay: rows with `prompt` and `completion`, needed when `replay_weight` > 0.
+        use_cpu: keep off the GPU; None uses it when it is there.
+
+    Raises:
+        ValueError: no pairs, an unusable pair (see `tokenize_pair`), or replay rows missing.
+    """
+    if not pairs:
+        raise ValueError("pairs must hold at least one pair, got none")
+    if settings.replay_weight and not replay:
+        raise ValueError(f"replay_weight={settings.replay_weight} needs replay rows, got none")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    columns = ("prompt", "chosen", "rejected")
+    rows = [
+        tokenize_pair(tokenizer, *(pair[name] for name in columns), max_length=settings.max_length)
+        for pair in pairs
+    ]
+    replay_rows = [
+        {
+            "prompt_ids": tokenize_prompt(tokenizer, row["prompt"]),
+            "completion_ids": [
+                *tokenizer(row["completion"], add_special_tokens=False)["input_ids"],
+                tokenizer.eos_token_id,
+            ],
+        }
+        for row in replay
+    ]
+    trainer = SharedPromptDPOTrainer(
+        settings=settings,
+        replay=replay_rows,
+        model=model,
+        args=_dpo_config(settings, output_dir, use_cpu),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        data_collator=_PairCollator(tokenizer.pad_token_id),
+        peft_config=linear_lora(settings.lora_rank) if settings.lora_rank else None,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _dpo_config(
+    settings: PreferenceSettings, output_dir: Path | str, use_cpu: bool | None
+) -> DPOConfig:
+    micro = settings.micro_batch_size or settings.batch_size
+    cpu = not torch.cuda.is_available() if use_cpu is None else use_cpu
+    return DPOConfig(
+        output_dir=str(output_dir),
+        beta=settings.beta,
+        learning_rate=settings.learning_rate,
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=settings.batch_size // micro,
+        lr_scheduler_type="cosine",
+        warmup_steps=settings.warmup_ratio,
+        precompute_ref_log_probs=True,
+        max_length=None,  # lengths are checked when the pairs are tokenised
+        seed=settings.seed,
+        data_seed=settings.seed,
+        save_strategy="steps" if settings.save_steps else "no",
+        save_steps=settings.save_steps or 500,
+        logging_steps=10,
+        report_to="none",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=cpu,
+        dataloader_pin_memory=not cpu,
+        remove_unused_columns=False,
+    )
+
+
+def train_preferences(
+    trainer: SharedPromptDPOTrainer, *, resume: bool = False
+) -> list[dict[str, float]]:
+    """Trains; with `resume`, from the newest checkpoint in the output folder if there is one.
+
+    Returns:
+        The log: one row every ten steps with loss terms, reward margin and accuracy.
+    """
+    checkpoint = newest_checkpoint(trainer.args.output_dir) if resume else None
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer.state.log_history

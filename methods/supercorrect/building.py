@@ -1,0 +1,313 @@
+"""Data of both stages: reviewed thoughts for HSFT, error cases and correction pairs for DPO.
+
+Every text of a teacher runs through one review: it must parse (at most three attempts), then an
+inspector may object, at most `max_rounds` times (sec. 3.1 and 3.2).
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ritornello.common.chat import ChatClient, GenerationParams
+from ritornello.methods.supercorrect.answers import answers_equal, extract_answer
+from ritornello.methods.supercorrect.records import ErrorCase, Journal, MathProblem, State
+from ritornello.methods.supercorrect.teachers import Inspector, TeacherClient
+from ritornello.methods.supercorrect.templates import (
+    Correction,
+    CorrectionFormat,
+    CorrectionTemplate,
+    HierarchicalTemplate,
+    SolutionTemplate,
+    as_client_prompt,
+)
+from ritornello.methods.supercorrect.traces import Trace, solution_steps, trace_faults
+
+PARSE_ATTEMPTS = 3
+
+Item = TypeVar("Item", MathProblem, ErrorCase)
+Parsed = TypeVar("Parsed")
+Judge = Callable[[str | None, str], bool]
+"""judge(student answer, right answer)."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Rows ready for training, and what became of the items that gave none.
+
+    Args:
+        rows: plain dictionaries, in the order of the input.
+        dropped: reason -> count.
+        statistics: figures worth reporting (lengths, rounds).
+    """
+
+    rows: list[dict[str, Any]]
+    dropped: Counter[str] = field(default_factory=Counter)
+    statistics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Review(Generic[Item, Parsed]):
+    """One item on its way: TEACHER -> PARSED -> INSPECTED -> ACCEPTED, or one of the exits."""
+
+    item: Item
+    state: State = "TEACHER"
+    attempts: int = 0
+    rounds: int = 0
+    feedback: str | None = None
+    text: str = ""
+    parsed: Parsed | None = None
+
+
+def _review(
+    stage: str,
+    items: Sequence[Item],
+    ask: Callable[[Sequence[Item], Sequence[str | None]], list[str]],
+    parse: Callable[[str], Parsed | None],
+    inspect: Callable[[Sequence[Item], Sequence[Parsed]], list[str | None]] | None,
+    max_rounds: int,
+    journal: Journal,
+) -> list[_Review[Item, Parsed]]:
+    if len({item.id for item in items}) != len(items):
+        raise ValueError(f"ids of {stage} items must be unique")
+    known = journal.finished(stage)
+    reviews: list[_Review[Item, Parsed]] = [_Review(item) for item in items]
+    for review in reviews:
+        if review.item.id in known:
+            review.state, review.rounds, review.text = known[review.item.id]
+            review.parsed = parse(review.text) if review.state == "ACCEPTED" else None
+    open_ = [review for review in reviews if review.item.id not in known]
+
+    def move(review: _Review[Item, Parsed], state: State) -> None:
+        review.state = state
+        journal.write(stage, review.item.id, state, review.rounds, review.text)
+
+    while open_:
+        texts = ask([review.item for review in open_], [review.feedback for review in open_])
+        for review, text in zip(open_, texts, strict=True):
+            review.text, review.parsed = text, parse(text)
+            review.attempts += 1
+            move(review, "TEACHER")
+            if review.parsed is not None:
+                move(review, "PARSED")
+            elif review.attempts >= PARSE_ATTEMPTS:
+                move(review, "UNPARSABLE")
+        readable = [review for review in open_ if review.state == "PARSED"]
+        faults: list[str | None] = [None] * len(readable)
+        if inspect is not None and readable:
+            faults = inspect(
+                [review.item for review in readable], [review.parsed for review in readable]
+            )
+        for review, fault in zip(readable, faults, strict=True):
+            move(review, "INSPECTED")
+            if fault is None:
+                move(review, "ACCEPTED")
+                continue
+            review.rounds, review.attempts, review.feedback = review.rounds + 1, 0, fault
+            move(review, "REJECTED" if review.rounds > max_rounds else "REVISE")
+        open_ = [review for review in open_ if review.state in ("TEACHER", "REVISE")]
+    return reviews
+
+
+def build_hsft_dataset(
+    problems: Sequence[MathProblem],
+    teacher: TeacherClient,
+    inspector: Inspector | None = None,
+    max_rounds: int = 3,
+    *,
+    template: SolutionTemplate | None = None,
+    judge: Judge = answers_equal,
+    journal: Path | None = None,
+) -> DataSet:
+    """Rows of stage 1: the teacher's hierarchical rewriting of each reference solution.
+
+    A text parses when it has steps, a generalisation (where the template asks for one) and the
+    right answer.
+
+    Args:
+        problems: with reference solutions and unique ids.
+        teacher: writes the thoughts.
+        inspector: objects; None accepts whatever parses.
+        max_rounds: most revisions after objections.
+        template: the student's; its prompt and the canonical text of the thought form the messages.
+        judge: compares the thought's answer with the right one.
+        journal: a file of all transitions. A call with the same file goes on where it stopped.
+    """
+    template = template or HierarchicalTemplate()
+    generalized = getattr(template, "generalized", False)
+    answers = {problem.id: problem.answer for problem in problems}
+
+    def parse(text: str) -> Trace | None:
+        trace = template.parse(text)
+        return None if trace_faults(trace, generalized=generalized) else trace
+
+    def inspect(items: Sequence[MathProblem], traces: Sequence[Trace]) -> list[str | None]:
+        wrong = [
+            None if judge(trace.answer, answers[item.id]) else f"the answer is not {item.answer}"
+            for item, trace in zip(items, traces, strict=True)
+        ]
+        if inspector is None:
+            return wrong
+        texts = [template.render(trace) for trace in traces]
+        faults = inspector.solution_faults(items, texts)
+        return [first or second for first, second in zip(wrong, faults, strict=True)]
+
+    reviews = _review(
+        "hsft", problems, teacher.solutions, parse, inspect, max_rounds, Journal(journal)
+    )
+    rows = [
+        _hsft_row(review, template, teacher.name, inspector is not None)
+        for review in reviews
+        if review.state == "ACCEPTED"
+    ]
+    dropped = Counter(r.state.lower() for r in reviews if r.state != "ACCEPTED")
+    return DataSet(rows, dropped)
+
+
+def _hsft_row(
+    review: _Review[MathProblem, Trace], template: SolutionTemplate, teacher: str, verified: bool
+) -> dict[str, Any]:
+    problem, trace = review.item, review.parsed
+    return {
+        "id": problem.id,
+        "source": problem.source,
+        "problem": problem.problem,
+        "answer": problem.answer,
+        "solution": problem.solution,
+        "prompt": template.prompt(problem.problem),
+        "completion": template.render(trace),
+        "trace": {
+            "steps": [{"text": step.text, "key": step.key} for step in trace.steps],
+            "generalized": trace.generalized,
+            "answer": trace.answer,
+        },
+        "teacher": teacher,
+        "inspector_rounds": review.rounds,
+        "verified": verified,
+    }
+
+
+def collect_errors(
+    model: ChatClient,
+    problems: Sequence[MathProblem],
+    judge: Judge = answers_equal,
+    *,
+    template: SolutionTemplate | None = None,
+    params: GenerationParams | None = None,
+) -> list[ErrorCase]:
+    """The problems that the student answers wrongly (or not at all), with its steps."""
+    template = template or HierarchicalTemplate()
+    prompts = [as_client_prompt(template.prompt(problem.problem)) for problem in problems]
+    answers = model.generate(prompts, params or GenerationParams(max_tokens=2048))
+    cases = []
+    for problem, completion in zip(problems, answers, strict=True):
+        trace = template.parse(completion.text)
+        answer = trace.answer or extract_answer(completion.text)
+        if judge(answer, problem.answer):
+            continue
+        steps = tuple(step.text for step in trace.steps) or solution_steps(completion.text)
+        cases.append(
+            ErrorCase(problem.id, problem.problem, problem.answer, problem.solution, steps, answer)
+        )
+    return cases
+
+
+def build_correction_pairs(
+    cases: Sequence[ErrorCase],
+    teacher: TeacherClient,
+    student: ChatClient,
+    inspector: Inspector | None = None,
+    max_rounds: int = 3,
+    *,
+    template: CorrectionFormat | None = None,
+    params: GenerationParams | None = None,
+    journal: Path | None = None,
+) -> DataSet:
+    """Rows of stage 2 (sec. 3.3): teacher's against student's correction of the first error.
+
+    Dropped are cases without steps, without an error by the teacher's account, with a location
+    outside the solution, with a correction that the inspector rejects, and those that the student
+    corrects right or like the teacher.
+
+    Args:
+        cases: from `collect_errors`.
+        teacher: sees the reference solution.
+        student: does not; the HSFT model.
+        inspector: checks the teacher, and tells which corrections of the student are right.
+        max_rounds: most revisions after objections.
+        template: the student's (ungrounded) correction format.
+        params: how the student decodes.
+        journal: as in `build_hsft_dataset`.
+    """
+    template = template or CorrectionTemplate()
+    usable = [case for case in cases if case.student_steps]
+    dropped: Counter[str] = Counter(no_steps=len(cases) - len(usable))
+    reviews = _review(
+        "correction",
+        usable,
+        teacher.corrections,
+        template.parse,
+        inspector and inspector.correction_faults,
+        max_rounds,
+        Journal(journal),
+    )
+    located: list[tuple[ErrorCase, Correction]] = []
+    for review in reviews:
+        claim = review.parsed
+        if review.state != "ACCEPTED":
+            dropped[review.state.lower()] += 1
+        elif claim.step is None:
+            dropped["no_error_found"] += 1
+        elif not 1 <= claim.step <= len(review.item.student_steps):
+            dropped["error_out_of_range"] += 1
+        else:
+            located.append((review.item.with_error(claim.step, review.text), claim))
+    prompts = [
+        as_client_prompt(template.prompt(case.problem, case.student_steps)) for case, _ in located
+    ]
+    answers = student.generate(prompts, params or GenerationParams(max_tokens=2048))
+    rows = []
+    for (case, claim), completion in zip(located, answers, strict=True):
+        case = replace(case, student_trace=completion.text)
+        own = template.parse(completion.text)
+        if _is_right(case, own, inspector):
+            dropped["student_is_right"] += 1
+            continue
+        prompt, chosen, rejected = template.pair(case.problem, case.student_steps, claim, own)
+        if chosen.strip() == rejected.strip():
+            dropped["identical"] += 1
+            continue
+        rows.append(
+            {
+                "id": case.id,
+                "prompt": prompt,
+                "chosen": chosen,
+                "rejected": rejected,
+                "error_step": claim.step,
+                "prefix_steps": list(case.student_steps[: claim.step - 1]),
+                "teacher": teacher.name,
+                "student": student.model_id,
+            }
+        )
+    return DataSet(rows, +dropped, _length_statistics(rows))
+
+
+def _is_right(case: ErrorCase, own: Correction | None, inspector: Inspector | None) -> bool:
+    if own is None or own.step != case.first_error or inspector is None:
+        return False
+    return inspector.correction_faults([case], [own])[0] is None
+
+
+def _length_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    # Summed log-probabilities favour short completions: report how unequal the lengths are.
+    if not rows:
+        return {}
+    chosen = [len(row["chosen"]) for row in rows]
+    rejected = [len(row["rejected"]) for row in rows]
+    return {
+        "chosen_characters": statistics.fmean(chosen),
+        "rejected_characters": statistics.fmean(rejected),
+        "chosen_longer": statistics.fmean(c > r for c, r in zip(chosen, rejected, strict=True)),
+    }

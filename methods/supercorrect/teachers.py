@@ -1,0 +1,205 @@
+"""Who writes and who checks the thoughts: a language model behind a chat client, or an exact oracle."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ritornello.common.chat import ChatClient, GenerationParams, Message
+from ritornello.methods.supercorrect.records import ErrorCase, MathProblem
+from ritornello.methods.supercorrect.templates import (
+    REWRITE,
+    Correction,
+    CorrectionFormat,
+    CorrectionTemplate,
+    as_client_prompt,
+)
+from ritornello.methods.supercorrect.traces import render_trace, steps_trace
+
+INSPECT = (
+    "Check the text below against the problem and its reference solution. If every statement in it "
+    "is right, answer with the single word OK. Otherwise list the faulty parts and what is wrong.\n"
+)
+
+
+class TeacherClient(Protocol):
+    """Writes hierarchical solutions and grounded corrections, many at a time.
+
+    `feedback[i]` holds the inspector's objections to the last attempt at item i, None at first.
+    """
+
+    name: str
+
+    def solutions(
+        self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
+    ) -> list[str]: ...
+
+    def corrections(
+        self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]
+    ) -> list[str]: ...
+
+
+class Inspector(Protocol):
+    """Objects to faulty texts: one string per item, None where nothing is wrong."""
+
+    def solution_faults(
+        self, problems: Sequence[MathProblem], texts: Sequence[str]
+    ) -> list[str | None]: ...
+
+    def correction_faults(
+        self, cases: Sequence[ErrorCase], corrections: Sequence[Correction]
+    ) -> list[str | None]: ...
+
+
+class LLMTeacher:
+    """A teacher behind any chat client.
+
+    Args:
+        client: local model or endpoint.
+        params: how it decodes.
+        correction: the grounded correction template.
+    """
+
+    def __init__(
+        self,
+        client: ChatClient,
+        params: GenerationParams | None = None,
+        correction: CorrectionFormat | None = None,
+    ) -> None:
+        self.client = client
+        self.name = client.model_id
+        self.params = params or GenerationParams(max_tokens=2048)
+        self.correction = correction or CorrectionTemplate(grounded=True)
+
+    def solutions(
+        self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
+    ) -> list[str]:
+        prompts = [
+            [
+                Message.user(
+                    f"{REWRITE}\nProblem:\n{problem.problem}\n\n"
+                    f"Reference solution:\n{problem.solution}{_objections(note)}"
+                )
+            ]
+            for problem, note in zip(problems, feedback, strict=True)
+        ]
+        return [answer.text for answer in self.client.generate(prompts, self.params)]
+
+    def corrections(self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]) -> list[str]:
+        prompts = []
+        for case, note in zip(cases, feedback, strict=True):
+            prompt = self.correction.prompt(case.problem, case.student_steps, case.solution)
+            if note is not None and not isinstance(prompt, str):
+                prompt[-1]["content"] += _objections(note)
+            prompts.append(as_client_prompt(prompt))
+        return [answer.text for answer in self.client.generate(prompts, self.params)]
+
+
+def _objections(note: str | None) -> str:
+    return "" if note is None else f"\n\nAn inspector objected to your last attempt:\n{note}"
+
+
+class LLMInspector:
+    """The inspector model of sec. 3.2: an answer that begins with OK accepts."""
+
+    def __init__(self, client: ChatClient, params: GenerationParams | None = None) -> None:
+        self.client = client
+        self.params = params or GenerationParams(max_tokens=512)
+
+    def solution_faults(
+        self, problems: Sequence[MathProblem], texts: Sequence[str]
+    ) -> list[str | None]:
+        return self._ask(
+            [
+                _inspection(problem.problem, problem.solution, text)
+                for problem, text in zip(problems, texts, strict=True)
+            ]
+        )
+
+    def correction_faults(
+        self, cases: Sequence[ErrorCase], corrections: Sequence[Correction]
+    ) -> list[str | None]:
+        return self._ask(
+            [
+                _inspection(
+                    case.problem,
+                    case.solution,
+                    f"{render_trace(steps_trace(case.student_steps))}\n\nFirst wrong step: "
+                    f"{claim.step}\nCause: {claim.cause}\nCorrection: {claim.text}",
+                )
+                for case, claim in zip(cases, corrections, strict=True)
+            ]
+        )
+
+    def _ask(self, prompts: list[list[Message]]) -> list[str | None]:
+        answers = self.client.generate(prompts, self.params)
+        texts = [answer.text.strip() for answer in answers]
+        return [None if text.upper().startswith("OK") else text for text in texts]
+
+
+def _inspection(problem: str, solution: str, text: str) -> list[Message]:
+    return [
+        Message.user(
+            f"{INSPECT}\nProblem:\n{problem}\n\nReference solution:\n{solution}\n\nText:\n{text}"
+        )
+    ]
+
+
+class Solver(Protocol):
+    """Exact knowledge of a generated world."""
+
+    def solution(self, problem: str) -> str:
+        """A right hierarchical solution, as text of the world's template."""
+        ...
+
+    def correction(self, problem: str, steps: Sequence[str]) -> Correction:
+        """The exact first error and the right step; `step` is None when all are right."""
+        ...
+
+    def write(self, correction: Correction) -> str:
+        """A correction as text of the world's template."""
+        ...
+
+    def is_right_solution(self, problem: str, text: str) -> bool: ...
+
+    def is_right_correction(
+        self, problem: str, steps: Sequence[str], correction: Correction
+    ) -> bool:
+        """Whether it names the first error and the corrected step is right."""
+        ...
+
+
+class OracleTeacher:
+    """Teacher and inspector that know: for generated worlds, tests and upper bounds."""
+
+    name = "oracle"
+
+    def __init__(self, solver: Solver) -> None:
+        self.solver = solver
+
+    def solutions(
+        self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
+    ) -> list[str]:
+        return [self.solver.solution(problem.problem) for problem in problems]
+
+    def corrections(self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]) -> list[str]:
+        return [
+            self.solver.write(self.solver.correction(case.problem, case.student_steps))
+            for case in cases
+        ]
+
+    def solution_faults(
+        self, problems: Sequence[MathProblem], texts: Sequence[str]
+    ) -> list[str | None]:
+        return [
+            None if self.solver.is_right_solution(problem.problem, text) else "a step is wrong"
+            for problem, text in zip(problems, texts, strict=True)
+        ]
+
+    def correction_faults(
+        self, cases: Sequence[ErrorCase], corrections: Sequence[Correction]
+    ) -> list[str | None]:
+        return [
+            None
+            if self.solver.is_right_correction(case.problem, case.student_steps, claim)
+            else "it does not correct the first error"
+            for case, claim in zip(cases, corrections, strict=True)
+        ]
