@@ -273,7 +273,7 @@ def _known(kind: str, name: str, known: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point. Exit status: 0 judged, 1 a cell failed, 2 bad input, 3 contradicted if strict."""
+    """Entry point. Exit status: 0 judged, 1 a cell failed, 2 bad input, 3 `strict` contradicted."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -20,6 +20,7 @@ from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.app import PROFILES, papers
 
 _TABLE = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
+_PAPERS = re.compile(r"(<!-- papers:begin -->\n).*?(<!-- papers:end -->)", re.DOTALL)
 
 
 def card_of(paper: str) -> Card:
@@ -101,8 +102,29 @@ def record(paper: str, outputs: Path) -> int:
         raise UserError(f"{readme.name} of {paper} has no results:begin and results:end markers")
     table = _TABLE.sub(lambda m: m[1] + _tables(content) + "\n" + m[2], page)
     write_atomically(readme, table)
+    _refresh_front_page()
     print(f"recorded {', '.join(runs)} of {paper}")
     return 0
+
+
+def _refresh_front_page() -> None:
+    """Rewrites the table of papers in the repository's README from all `results.json`."""
+    readme = Path(str(resources.files("ritornello"))).resolve().parents[1] / "README.md"
+    if not readme.exists():  # an installed wheel has none
+        return
+    lines = ["| paper | what was measured (`small`) | CPU time |", "|---|---|---|"]
+    for paper in papers():
+        past = recorded(paper).get("small")
+        home = "experiments" if paper.startswith("compose_") else "methods"
+        name = f"[`{paper}`]({home}/{paper}/README.md) {card_of(paper).title}"
+        if past is None:
+            lines.append(f"| {name} | not recorded | |")
+            continue
+        minutes = past["totals"]["cpu_seconds"] / 60
+        lines.append(f"| {name} | {count_verdicts(past)} | {minutes:.1f} min |")
+    page = readme.read_text(encoding="utf-8")
+    table = "\n".join(lines)
+    write_atomically(readme, _PAPERS.sub(lambda m: m[1] + table + "\n" + m[2], page))
 
 
 def _tables(content: dict[str, Any]) -> str:
