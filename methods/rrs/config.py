@@ -95,8 +95,8 @@ class RRSConfig:
             )
         if self.w_group_size is not None:
             raise ValueError(
-                f"w_group_size={self.w_group_size} needs execution='simulate': sorting the channels "
-                "breaks up groups of weights"
+                f"w_group_size={self.w_group_size} needs execution='simulate': sorting the "
+                "channels breaks up groups of weights"
             )
 
     @property

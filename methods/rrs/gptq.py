@@ -61,7 +61,7 @@ def gptq_quantize(
         ValueError: an argument is outside what is accepted.
     """
     check_bits("bits", bits)
-    out, channels = weight.shape
+    channels = weight.shape[1]
     if hessian.shape != (channels, channels):
         raise ValueError(f"hessian must be {(channels, channels)}, got {tuple(hessian.shape)}")
     if group_size is not None and (group_size < 1 or channels % group_size or act_order):

@@ -194,9 +194,7 @@ def search_clipping(
     return best_low, best_high
 
 
-def _best_share(
-    rows: Tensor, low: Tensor, high: Tensor, bits: int, *, symmetric: bool
-) -> Tensor:
+def _best_share(rows: Tensor, low: Tensor, high: Tensor, bits: int, *, symmetric: bool) -> Tensor:
     share = torch.ones_like(high)
     best = torch.full_like(high, torch.inf)
     alive = torch.arange(len(rows), device=rows.device)

@@ -1,4 +1,4 @@
-"""Runtime Smooth: a scale for every channel, found from the tokens at hand (sec. 3 of the paper)."""
+"""Runtime Smooth: a scale for every channel, found from the tokens at hand."""
 
 from typing import Literal, NamedTuple
 

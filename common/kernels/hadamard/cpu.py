@@ -23,7 +23,7 @@ def transform(x: Tensor, scale: float, transpose: bool) -> Tensor:
     n = x.shape[-1]
     work = torch.promote_types(x.dtype, torch.float32)
     left, right = _factors(n, scale, transpose, work, x.device)
-    rows = x.reshape(-1, n).to(work)
+    rows = x.reshape(-1, n).to(work).contiguous()
     out = torch.empty_like(rows)
     a, b = len(left), len(right)
     step = max(1, _CACHED_VALUES // n)

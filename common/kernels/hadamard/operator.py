@@ -40,7 +40,9 @@ def hadamard_transform(
 
 @torch.library.custom_op("ritornello::hadamard_transform", mutates_args=())
 def _operator(x: Tensor, scale: float, transpose: bool, backend: str | None) -> Tensor:
-    available = {"triton": triton_obstacle(x.device), "cpu": None, "reference": None}
+    single = "it computes in float32" if x.dtype == torch.float64 else None
+    triton = triton_obstacle(x.device) or single
+    available = {"triton": triton, "cpu": None, "reference": None}
     chosen = choose_backend("hadamard_transform", backend, available, x.device)
     if chosen == "triton":
         from ritornello.common.kernels.hadamard import triton

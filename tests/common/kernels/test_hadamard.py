@@ -85,6 +85,9 @@ def test_half_precision_strided_and_empty_inputs(backend):
     assert y.dtype == torch.half
     expected = strided.float() @ hadamard_matrix(96) * 96**-0.5
     torch.testing.assert_close(y.float(), expected, rtol=2e-3, atol=2e-3)
+    columns = torch.randn(96, 4, generator=torch.Generator().manual_seed(1)).T
+    expected = columns @ hadamard_matrix(96)
+    torch.testing.assert_close(hadamard_transform(columns, backend=backend), expected)
     assert hadamard_transform(x[:0], backend=backend).shape == (0, 2, 96)
 
 
@@ -104,6 +107,14 @@ def test_compiled_function_gives_the_same_values():
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(lambda t: hadamard_transform(t, 0.2) + 1, backend="aot_eager")
     torch.testing.assert_close(compiled(x), hadamard_transform(x, 0.2) + 1)
+
+
+def test_double_precision_stays_double():
+    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0)).double()
+    expected = x @ hadamard_matrix(24, torch.float64)
+    torch.testing.assert_close(hadamard_transform(x), expected, rtol=1e-13, atol=1e-13)
+    with pytest.raises(ValueError, match="triton"):
+        hadamard_transform(x, backend="triton")
 
 
 def test_integers_are_refused():

@@ -1,0 +1,121 @@
+"""Where the projections, norms and embeddings of the supported decoders are."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kind = Literal["attention_input", "attention_output", "mlp_input", "mlp_output"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Module names, relative to the decoder or to one of its layers.
+
+    Inputs are listed in the order in which GPTQ rounds them; each tuple shares one input.
+    """
+
+    decoder: str
+    embeddings: tuple[str, ...]
+    final_norm: str
+    attention_norm: str
+    mlp_norm: str
+    attention_inputs: tuple[str, str, str]
+    attention_output: str
+    mlp_inputs: tuple[str, ...]
+    mlp_output: str
+
+    @property
+    def projections(self) -> dict[str, Kind]:
+        """Every quantised linear layer of a decoder layer, in GPTQ's order, and what it reads."""
+        return {
+            **dict.fromkeys(self.attention_inputs, "attention_input"),
+            self.attention_output: "attention_output",
+            **dict.fromkeys(self.mlp_inputs, "mlp_input"),
+            self.mlp_output: "mlp_output",
+        }
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Projections that share an input, in GPTQ's order."""
+        return (
+            self.attention_inputs,
+            (self.attention_output,),
+            self.mlp_inputs,
+            (self.mlp_output,),
+        )
+
+    @property
+    def value(self) -> str:
+        """The value projection."""
+        return self.attention_inputs[1]
+
+    @property
+    def norms(self) -> dict[str, tuple[str, ...]]:
+        """Each norm of a layer and the projections that read it."""
+        return {self.attention_norm: self.attention_inputs, self.mlp_norm: self.mlp_inputs}
+
+
+_LLAMA = Family(
+    decoder="model",
+    embeddings=("embed_tokens",),
+    final_norm="norm",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    attention_inputs=("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),
+    attention_output="self_attn.o_proj",
+    mlp_inputs=("mlp.up_proj", "mlp.gate_proj"),
+    mlp_output="mlp.down_proj",
+)
+_OPT = Family(
+    decoder="model.decoder",
+    embeddings=("embed_tokens", "embed_positions"),
+    final_norm="final_layer_norm",
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    attention_inputs=("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),
+    attention_output="self_attn.out_proj",
+    mlp_inputs=("fc1",),
+    mlp_output="fc2",
+)
+_FAMILIES = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "opt": _OPT}
+
+
+def family_of(model: "PreTrainedModel") -> Family:
+    """The family of a causal language model.
+
+    Raises:
+        ValueError: the architecture is not supported.
+    """
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if kind not in _FAMILIES:
+        raise ValueError(f"model has the architecture {kind!r}; accepted: {', '.join(_FAMILIES)}")
+    if not hasattr(model, "lm_head"):
+        raise ValueError(
+            f"model is a {type(model).__name__} without lm_head; accepted: the ForCausalLM classes"
+        )
+    return _FAMILIES[kind]
+
+
+def decoder_of(model: "PreTrainedModel") -> nn.Module:
+    """The module that holds the embeddings, the layers and the final norm."""
+    return model.get_submodule(family_of(model).decoder)
+
+
+def layers_of(model: "PreTrainedModel") -> nn.ModuleList:
+    """The decoder layers."""
+    layers = decoder_of(model).layers
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def head_shape(model: "PreTrainedModel") -> tuple[int, int, int]:
+    """(query heads, key-value heads, head width)."""
+    config = model.config
+    heads = config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, key_value_heads, width

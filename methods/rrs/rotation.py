@@ -1,0 +1,285 @@
+"""Rotations that leave the function alone and spread outliers over all channels (QuaRot's)."""
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ritornello.common.kernels.hadamard import hadamard_factors, hadamard_transform
+from ritornello.common.kernels.hadamard.matrices import hadamard_order_exists
+from ritornello.methods.rrs.families import decoder_of, family_of, head_shape, layers_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class StreamRotation:
+    """The orthogonal matrix Q that turns the residual stream: x becomes x Q.
+
+    Q = diag(random signs) H / sqrt(n), or a random orthogonal matrix (QR of a Gaussian one).
+    """
+
+    def __init__(self, width: int, mode: Literal["hadamard", "random"], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.matrix: Tensor | None = None
+        self.signs = torch.randint(0, 2, (width,), generator=generator).double() * 2 - 1
+        if mode == "hadamard":
+            hadamard_factors(width)
+        else:
+            gaussian = torch.randn(width, width, generator=generator, dtype=torch.float64)
+            q, r = torch.linalg.qr(gaussian)
+            self.matrix = q * r.diagonal().sign()
+
+    def __call__(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """x Q in float64."""
+        x = x.double()
+        if self.matrix is not None:
+            return x @ self.matrix.to(x.device)
+        return hadamard_transform(x * self.signs.to(x.device), x.shape[-1] ** -0.5)
+
+
+def rotate_model(
+    model: "PreTrainedModel", seed: int = 0, *, mode: Literal["hadamard", "random"] = "hadamard"
+) -> "PreTrainedModel":
+    """Turns the residual stream of a model with fused norms, in place; its logits stay the same.
+
+    E <- E Q, readers W <- W Q, writers W <- Q^T W and b <- b Q, all computed in float64 (sec. 3.2).
+
+    Args:
+        model: after `fuse_rms_norms`.
+        seed: of the random signs, or of the random matrix.
+        mode: see `RRSConfig.rotate_mode`.
+
+    Raises:
+        ValueError: unsupported architecture, or no Hadamard matrix for the hidden size.
+    """
+    family, decoder = family_of(model), decoder_of(model)
+    try:
+        turn = StreamRotation(model.config.hidden_size, mode, seed)
+    except ValueError as error:
+        raise ValueError(f"hidden size: {error}; set rotate_mode='random'") from error
+    for name in family.embeddings:
+        _replace(decoder.get_submodule(name), "weight", turn)
+    for layer in layers_of(model):
+        for name in (*family.attention_inputs, *family.mlp_inputs):
+            _replace(layer.get_submodule(name), "weight", turn)
+        for name in (family.attention_output, family.mlp_output):
+            writer = layer.get_submodule(name)
+            _replace(writer, "weight", lambda w: turn(w.T).T)
+            _replace(writer, "bias", turn)
+    _replace(model.lm_head, "weight", turn)
+    return model
+
+
+def rotate_inner_states(model: "PreTrainedModel", *, mode: str = "hadamard") -> "PreTrainedModel":
+    """Folds the weight half of the online rotations, in place (sec. 3.2, items 3 and 4).
+
+    W_down <- W_down H; v rows <- H_d^T v rows for every head; W_o <- W_o (H_heads kron H_d). The
+    logits stay the same only together with `online_rotations` on the inputs of down and o.
+
+    Raises:
+        ValueError: a width without a Hadamard matrix in mode "hadamard".
+    """
+    family = family_of(model)
+    _, _, head_width = head_shape(model)
+    rotations = online_rotations(model, mode=mode)
+    head_block = hadamard_block(head_width, mode, "head width")
+    for layer in layers_of(model):
+        value, output = (layer.get_submodule(n) for n in (family.value, family.attention_output))
+
+        def per_head(rows: Tensor) -> Tensor:
+            return block_hadamard(rows, head_block)
+
+        _replace(value, "weight", lambda w: per_head(w.T).T)
+        _replace(value, "bias", per_head)
+        over_heads = rotations["attention_output"]
+        _replace(output, "weight", lambda w, r=over_heads: r(per_head(w)))
+        _replace(layer.get_submodule(family.mlp_output), "weight", rotations["mlp_output"])
+    return model
+
+
+class InputRotation:
+    """A block-diagonal Hadamard rotation of a layer's input, over neighbours or over heads.
+
+    Args:
+        block: order of the Hadamard matrix; it divides the number of entries it runs over.
+        heads: None to run along all channels; else the channels are (heads, width) and the
+            rotation mixes the heads.
+    """
+
+    def __init__(self, block: int, heads: int | None = None) -> None:
+        self.block, self.heads = block, heads
+
+    def __call__(self, x: Float[Tensor, "*rows channels"]) -> Float[Tensor, "*rows channels"]:
+        """The rotated rows."""
+        if self.heads is None:
+            return block_hadamard(x, self.block)
+        by_head = x.unflatten(-1, (self.heads, -1)).transpose(-1, -2)
+        return block_hadamard(by_head, self.block).transpose(-1, -2).flatten(-2)
+
+    def __repr__(self) -> str:
+        return f"InputRotation(block={self.block}, heads={self.heads})"
+
+
+def online_rotations(model: "PreTrainedModel", *, mode: str = "hadamard") -> dict:
+    """What turns the inputs of `attention_output` and `mlp_output` at run time, by kind.
+
+    A number of heads without a Hadamard matrix (9) leaves the heads unmixed.
+    """
+    family = family_of(model)
+    heads, _, _ = head_shape(model)
+    inner = layers_of(model)[0].get_submodule(family.mlp_output).in_features
+    across = heads if hadamard_order_exists(heads) else 1
+    return {
+        "attention_output": InputRotation(across, heads),
+        "mlp_output": InputRotation(hadamard_block(inner, mode, "MLP width")),
+    }
+
+
+def hadamard_block(width: int, mode: str, what: str) -> int:
+    """Order of the Hadamard blocks for a width: all of it, or in mode "random" the largest divisor.
+
+    Raises:
+        ValueError: mode "hadamard" and no matrix of this order.
+    """
+    if hadamard_order_exists(width):
+        return width
+    if mode == "hadamard":
+        try:
+            hadamard_factors(width)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}; set rotate_mode='random'") from error
+    divisors = (n for n in range(width, 0, -1) if width % n == 0)
+    return next(n for n in divisors if hadamard_order_exists(n))
+
+
+def block_hadamard(x: Tensor, block: int) -> Tensor:
+    """Multiplies each run of `block` channels by the normalised Hadamard matrix."""
+    if block == 1:
+        return x
+    return hadamard_transform(x.unflatten(-1, (-1, block)), block**-0.5).flatten(-2)
+
+
+def fuse_rms_norms(
+    model: "PreTrainedModel", *, center_embeddings: bool = False
+) -> "PreTrainedModel":
+    """Folds the gains of all norms into the linear layers that follow, in place, in float64.
+
+    The norms keep the model's own eps and have gain 1 afterwards. A LayerNorm (OPT) becomes an
+    RMSNorm: its bias moves into the readers, and the writers stop adding a mean (as in SliceGPT).
+    Tied embeddings are untied first, with a warning, because only the head takes up a gain.
+
+    Args:
+        model: a supported causal language model.
+        center_embeddings: subtract the mean of each embedding row also in RMSNorm models.
+
+    Raises:
+        ValueError: unsupported architecture, or an OPT variant that cannot be converted.
+    """
+    family, decoder = family_of(model), decoder_of(model)
+    untie_embeddings(model)
+    final = getattr(decoder, family.final_norm)
+    layer_norm = isinstance(final, nn.LayerNorm) or final is None
+    if layer_norm:
+        _check_convertible(model)
+    if center_embeddings or layer_norm:
+        for name in family.embeddings:
+            _replace(decoder.get_submodule(name), "weight", _without_mean)
+    for layer in layers_of(model):
+        if layer_norm:
+            for name in (family.attention_output, family.mlp_output):
+                writer = layer.get_submodule(name)
+                _replace(writer, "weight", lambda w: _without_mean(w.T).T)
+                _replace(writer, "bias", _without_mean)
+        for norm, readers in family.norms.items():
+            _fold_norm(layer, norm, [layer.get_submodule(name) for name in readers])
+    _fold_norm(decoder, family.final_norm, [model.lm_head])
+    return model
+
+
+def convert_norms(model: "PreTrainedModel") -> None:
+    """Gives a freshly built model the modules that `fuse_rms_norms` leaves behind."""
+    family, decoder = family_of(model), decoder_of(model)
+    untie_embeddings(model, warn=False)
+    if not isinstance(getattr(decoder, family.final_norm), nn.LayerNorm):
+        return
+    for parent, name in _norms(model):
+        setattr(parent, name, _plain_rms_norm(getattr(parent, name)))
+    head = model.lm_head
+    head.bias = nn.Parameter(head.weight.new_zeros(len(head.weight)), requires_grad=False)
+
+
+def untie_embeddings(model: "PreTrainedModel", *, warn: bool = True) -> None:
+    """Gives the head its own copy of a tied embedding."""
+    embedding = model.get_input_embeddings()
+    if model.lm_head.weight is not embedding.weight:
+        return
+    if warn:
+        warnings.warn(
+            "the embeddings were tied to lm_head and are untied: rotating needs two matrices",
+            stacklevel=3,
+        )
+    model.lm_head.weight = nn.Parameter(embedding.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+
+
+def _norms(model: "PreTrainedModel") -> Iterator[tuple[nn.Module, str]]:
+    family = family_of(model)
+    for layer in layers_of(model):
+        for name in family.norms:
+            yield layer, name
+    yield decoder_of(model), family.final_norm
+
+
+def _check_convertible(model: "PreTrainedModel") -> None:
+    config = model.config
+    wanted = {
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": False,
+        "word_embed_proj_dim": config.hidden_size,
+    }
+    for name, value in wanted.items():
+        if getattr(config, name, value) != value:
+            raise ValueError(
+                f"model has {name}={getattr(config, name)}: its LayerNorms cannot be turned into "
+                f"RMSNorms; accepted: {name}={value}, or rotate=False"
+            )
+
+
+def _fold_norm(parent: nn.Module, name: str, readers: list[nn.Module]) -> None:
+    """W <- W diag(gain), b <- b + W shift; the norm keeps gain 1."""
+    norm = getattr(parent, name)
+    shift = getattr(norm, "bias", None)
+    for reader in readers:
+        if shift is not None:
+            moved = reader.weight.double() @ shift.double()
+            if reader.bias is None:
+                reader.bias = nn.Parameter(reader.weight.new_zeros(len(reader.weight)))
+            _replace(reader, "bias", lambda b, moved=moved: b.double() + moved)
+        if norm.weight is not None:
+            gain = norm.weight.double()
+            _replace(reader, "weight", lambda w, gain=gain: w.double() * gain)
+    if isinstance(norm, nn.LayerNorm):
+        setattr(parent, name, _plain_rms_norm(norm))
+    else:
+        nn.init.ones_(norm.weight)
+
+
+def _plain_rms_norm(norm: nn.LayerNorm) -> nn.RMSNorm:
+    return nn.RMSNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+
+
+def _without_mean(rows: Tensor) -> Tensor:
+    rows = rows.double()
+    return rows - rows.mean(-1, keepdim=True)
+
+
+def _replace(module: nn.Module, name: str, function) -> None:
+    """parameter <- function(parameter), computed in float64 and rounded once; None stays."""
+    parameter = getattr(module, name)
+    if parameter is not None:
+        with torch.no_grad():
+            parameter.copy_(function(parameter.detach().double()).to(parameter.dtype))
