@@ -1,43 +1,13 @@
-"""Pieces of a pre-norm, Llama-like decoder: RMSNorm, rotary positions, causal attention, SwiGLU.
+"""Pieces of a Llama-like decoder: rotary positions, causal attention, SwiGLU.
 
 Shape legend: B batch, T tokens, H heads, K key/value heads, D head size, C width, F hidden width.
+The norm of such a decoder is torch's own `nn.RMSNorm(width, eps=1e-5)`.
 """
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-
-EPS = 1e-5
-
-
-def rms_norm(
-    x: Float[Tensor, "*batch dim"],
-    weight: Float[Tensor, " dim"] | None = None,
-    *,
-    eps: float = EPS,
-) -> Float[Tensor, "*batch dim"]:
-    """Divides by the root mean square over the last axis; the mean square is taken in fp32.
-
-    Returns:
-        The same shape and dtype as `x`.
-    """
-    # Half precision loses the small terms of a sum of squares; float64 stays float64.
-    wide = x if x.dtype == torch.float64 else x.float()
-    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    return normed if weight is None else normed * weight
-
-
-class RMSNorm(nn.Module):
-    """`rms_norm` with an optional gain, which starts at one."""
-
-    def __init__(self, dim: int, *, eps: float = EPS, elementwise_affine: bool = True) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim)) if elementwise_affine else None
-
-    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        return rms_norm(x, self.weight, eps=self.eps)
 
 
 def rotary_angles(

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ritornello.common.models.transformer import rms_norm
 from ritornello.methods.umup.modules import Projection
 from ritornello.methods.umup.parametrization import Parametrization
 from ritornello.methods.umup.scale import check_positive
@@ -66,7 +65,7 @@ class _Plain(Parametrization):
         return nn.ModuleList(layers)
 
     def norm(self, x: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, eps=eps)
+        return F.rms_norm(x, x.shape[-1:], eps=eps)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * F.silu(gate)

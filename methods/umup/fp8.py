@@ -79,15 +79,10 @@ Rounding = Callable[[Tensor], Tensor]
 class _Round(torch.autograd.Function):
     """Rounds the value, the gradient, or neither; either passes straight through the other way."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, forward: Rounding | None, backward: Rounding | None) -> Tensor:
+    def forward(ctx, x: Tensor, forward: Rounding | None, backward: Rounding | None) -> Tensor:
+        ctx.backward_rounding = backward
         return x.view_as(x) if forward is None else forward(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.backward_rounding = inputs[2]
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:

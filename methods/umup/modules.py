@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ritornello.common.models.transformer import EPS
 from ritornello.methods.umup import functional as U
+from ritornello.methods.umup.functional.activations import EPS
 from ritornello.methods.umup.fp8 import Fp8Cast
 from ritornello.methods.umup.parameter import MupModule, MupType, Parameter
 from ritornello.methods.umup.scale import Constraint

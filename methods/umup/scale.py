@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 Constraint = Literal["to_output_scale", "to_grad_input_scale", "gmean", "hmean", "amean"]
@@ -27,27 +28,30 @@ _MEANS: dict[str, Callable[..., float]] = {
 class _Scale(torch.autograd.Function):
     """y = forward_scale * x; dx = backward_scale * dy."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, forward_scale: float, backward_scale: float) -> Tensor:
-        return x.view_as(x) if forward_scale == 1 else x * forward_scale
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.backward_scale = inputs[2]
+    def forward(ctx, x: Tensor, forward_scale: float | Tensor, backward_scale: float) -> Tensor:
+        ctx.backward_scale = backward_scale
+        one = isinstance(forward_scale, float) and forward_scale == 1
+        return x.view_as(x) if one else x * forward_scale
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad if ctx.backward_scale == 1 else grad * ctx.backward_scale, None, None
 
 
-def scale_fwd(x: Tensor, scale: float) -> Tensor:
+def scale_elementwise(
+    x: Tensor, forward_scale: float | Tensor, backward_scale: float
+) -> Float[Tensor, "*shape"]:
+    """Multiplies the value by `forward_scale` and the gradient by `backward_scale`."""
+    return _Scale.apply(x, forward_scale, backward_scale)
+
+
+def scale_fwd(x: Float[Tensor, "*shape"], scale: float) -> Float[Tensor, "*shape"]:
     """Multiplies the value by `scale` and leaves the gradient alone."""
     return _Scale.apply(x, float(scale), 1.0)
 
 
-def scale_bwd(x: Tensor, scale: float) -> Tensor:
+def scale_bwd(x: Float[Tensor, "*shape"], scale: float) -> Float[Tensor, "*shape"]:
     """Multiplies the gradient by `scale` and leaves the value alone."""
     return _Scale.apply(x, 1.0, float(scale))
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ritornello.common.models.transformer import EPS
 from ritornello.methods.umup.scale import (
     BinaryConstraint,
     Constraint,
@@ -21,6 +20,7 @@ from ritornello.methods.umup.scale import (
     scale_fwd,
 )
 
+EPS = 1e-5
 # Standard deviation of relu(N(0, 1)) is the inverse of this: the limit of gelu for large mult.
 _RELU_SCALE = math.sqrt(2 / (1 - 1 / math.pi))
 
@@ -63,26 +63,20 @@ def silu(
 class _SiluGlu(torch.autograd.Function):
     """y = scale * x * gate * sigmoid(mult * gate), with the scale inside the products."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, gate: Tensor, scale: float, mult: float) -> Tensor:
-        activated = F.silu(gate if mult == 1 else gate * mult)
-        return torch.addcmul(x.new_zeros(()), x, activated, value=scale / mult)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        x, gate, ctx.scale, ctx.mult = inputs
+    def forward(ctx, x: Tensor, gate: Tensor, scale: float, mult: float) -> Tensor:
         ctx.save_for_backward(x, gate)
+        ctx.scale, ctx.mult = scale, mult
+        return F.silu(gate if mult == 1 else gate * mult).mul_(x).mul_(scale / mult)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, gate = ctx.saved_tensors
-        zero = grad.new_zeros(())
         hot = gate if ctx.mult == 1 else gate * ctx.mult
-        grad_x = torch.addcmul(zero, grad, F.silu(hot), value=ctx.scale / ctx.mult)
-        grad_activated = torch.addcmul(zero, grad, x, value=ctx.scale)
-        return grad_x, torch.ops.aten.silu_backward(grad_activated, hot), None, None
+        grad = grad * ctx.scale
+        grad_x = F.silu(hot) * grad
+        grad_x = grad_x if ctx.mult == 1 else grad_x / ctx.mult
+        return grad_x, torch.ops.aten.silu_backward(grad * x, hot), None, None
 
 
 def silu_glu(
@@ -202,9 +196,12 @@ def rms_norm(
 
     The mean square is taken in fp32 whatever the dtype of `x`, float64 included.
     """
-    mean_square = x.float().square().mean(-1, keepdim=True)
-    normed = x / (mean_square + eps).sqrt().to(x.dtype)
-    return normed if weight is None else normed * scale_bwd(weight, _norm_scale(x, weight))
+    if weight is not None:
+        weight = scale_bwd(weight, _norm_scale(x, weight))
+    if x.dtype != torch.float64:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    normed = x / (x.float().square().mean(-1, keepdim=True) + eps).sqrt()
+    return normed if weight is None else normed * weight
 
 
 def add(

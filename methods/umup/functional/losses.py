@@ -5,49 +5,18 @@ The gradient is not divided by the number of rows, so it is not the gradient of 
 
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ritornello.methods.umup.scale import check_positive, scale_bwd, scale_fwd
+from ritornello.methods.umup.scale import (
+    check_positive,
+    scale_bwd,
+    scale_elementwise,
+    scale_fwd,
+)
 
 Reduction = Literal["mean", "sum"]
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """loss = sum CE(mult z) / count; dz = (p - onehot) V / (V - 1)^1/2 upstream."""
-
-    @staticmethod
-    def forward(
-        logits: Tensor, target: Tensor, mult: float, ignore_index: int, count: float | None
-    ) -> tuple[Tensor, Tensor]:
-        log_probs = F.log_softmax(logits if mult == 1 else logits * mult, dim=-1)
-        loss = F.nll_loss(log_probs, target, ignore_index=ignore_index, reduction="sum")
-        if count is None:
-            loss = loss / (target != ignore_index).sum()
-        elif count != 1:
-            loss = loss / count
-        return loss, log_probs
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        _, target, _, ctx.ignore_index, _ = inputs
-        ctx.save_for_backward(target, output[1])
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor, _):
-        target, log_probs = ctx.saved_tensors
-        classes = log_probs.shape[-1]
-        kept = target != ctx.ignore_index
-        safe = torch.where(kept, target, 0).unsqueeze(-1)
-        delta = log_probs.exp().scatter_add(-1, safe, log_probs.new_full(safe.shape, -1.0))
-        scale = grad * (classes / (classes - 1) ** 0.5)
-        return delta * (kept.unsqueeze(-1) * scale), None, None, None, None
 
 
 def cross_entropy(
@@ -87,11 +56,17 @@ def cross_entropy(
             f"logits must be (..., classes >= 2) with target's rows {tuple(target.shape)}, "
             f"got {tuple(logits.shape)}"
         )
-    flat, rows = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-    count = 1.0 if reduction == "sum" else (float(rows.numel()) if count_ignored else None)
-    if torch.is_autocast_enabled(flat.device.type):
-        flat = flat.float()  # as torch's own cross entropy under autocast
-    return _CrossEntropy.apply(flat, rows, float(mult), ignore_index, count)[0]
+    classes = logits.shape[-1]
+    if mult != 1:
+        logits = scale_fwd(logits, mult)
+    total = F.cross_entropy(
+        logits.reshape(-1, classes), target.flatten(), ignore_index=ignore_index, reduction="sum"
+    )
+    count: float | Tensor = 1.0
+    if reduction == "mean":
+        count = target.numel() if count_ignored else (target != ignore_index).sum().to(total.dtype)
+    # dz = (p - onehot) V / (V - 1)^1/2: scaling the loss's own gradient, a scalar, costs no pass.
+    return scale_elementwise(total, 1 / count, classes / (classes - 1) ** 0.5)
 
 
 def mse_loss(

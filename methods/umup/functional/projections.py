@@ -20,38 +20,30 @@ from ritornello.methods.umup.scale import (
 class _Linear(torch.autograd.Function):
     """y = s_out (x W^T + b); dx = s_in g W; dW = s_w g^T x; db = s_w sum g."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scales: tuple) -> Tensor:
-        out_scale = scales[0]
-        beta = 0 if bias is None else out_scale
-        addend = x.new_zeros(()) if bias is None else bias
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, scales: tuple) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        out = torch.addmm(addend, flat, weight.t(), beta=beta, alpha=out_scale)
-        return out.view(*x.shape[:-1], weight.shape[0])
+        ctx.save_for_backward(flat, weight)
+        ctx.scales, ctx.shape = scales, x.shape
+        if bias is None:
+            out = torch.addmm(x.new_zeros(1), flat, weight.t(), beta=0, alpha=scales[0])
+        else:
+            out = torch.addmm(bias, flat, weight.t(), beta=scales[0], alpha=scales[0])
+        return out.view(*x.shape[:-1], out.shape[1])
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        x, weight, bias, ctx.scales = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        x, weight = ctx.saved_tensors
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        flat, weight = ctx.saved_tensors
         _, in_scale, weight_scale = ctx.scales
-        flat = grad.reshape(-1, grad.shape[-1])
-        zero = grad.new_zeros(())
-        grad_x = grad_weight = grad_bias = None
-        if ctx.needs_input_grad[0]:
-            grad_x = torch.addmm(zero, flat, weight, beta=0, alpha=in_scale).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            rows = x.reshape(-1, x.shape[-1])
-            grad_weight = torch.addmm(zero, flat.t(), rows, beta=0, alpha=weight_scale)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            grad_bias = flat.sum(0) * weight_scale
-        return grad_x, grad_weight, grad_bias, None
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        grad = grad.reshape(-1, grad.shape[-1])
+        zero = grad.new_zeros(1)
+        grad_x = grad_weight = None
+        if wants_x:
+            grad_x = torch.addmm(zero, grad, weight, beta=0, alpha=in_scale).view(ctx.shape)
+        if wants_weight:
+            grad_weight = torch.addmm(zero, grad.t(), flat, beta=0, alpha=weight_scale)
+        return grad_x, grad_weight, grad.sum(0) * weight_scale if wants_bias else None, None
 
 
 def _apply_linear(

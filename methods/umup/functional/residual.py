@@ -49,15 +49,10 @@ def branch_weights(tau: float) -> tuple[float, float]:
 
 
 class _Split(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, branch_weight: float, skip_weight: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx, x: Tensor, branch_weight: float, skip_weight: float) -> tuple[Tensor, Tensor]:
+        ctx.branch_weight, ctx.skip_weight = branch_weight, skip_weight
         return x.view_as(x), x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        _, ctx.branch_weight, ctx.skip_weight = inputs
 
     @staticmethod
     def backward(ctx, branch_grad: Tensor, skip_grad: Tensor) -> tuple[Tensor, None, None]:
@@ -66,15 +61,11 @@ class _Split(torch.autograd.Function):
 
 
 class _Add(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(branch: Tensor, skip: Tensor, branch_weight: float, skip_weight: float) -> Tensor:
-        return torch.add(skip * skip_weight, branch, alpha=branch_weight)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
+    def forward(
+        ctx, branch: Tensor, skip: Tensor, branch_weight: float, skip_weight: float
+    ) -> Tensor:
+        return (skip * skip_weight).add_(branch, alpha=branch_weight)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:

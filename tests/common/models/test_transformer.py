@@ -2,32 +2,17 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from ritornello.common.models.transformer import (
     CausalAttention,
-    RMSNorm,
     SwiGLU,
     apply_rotary,
-    rms_norm,
     rotary_angles,
 )
 
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def test_rms_norm_equals_torch_and_keeps_the_dtype():
-    x = torch.randn(3, 5, 8, generator=generator())
-    gain = torch.randn(8, generator=generator())
-    torch.testing.assert_close(rms_norm(x, gain), F.rms_norm(x, (8,), gain, eps=1e-5))
-    assert rms_norm(x.bfloat16()).dtype == torch.bfloat16
-
-
-def test_rms_norm_module_has_a_gain_only_when_asked():
-    assert len(list(RMSNorm(4).parameters())) == 1
-    assert not list(RMSNorm(4, elementwise_affine=False).parameters())
 
 
 def test_rotary_scores_depend_on_the_distance_only():

@@ -103,7 +103,7 @@ def test_adamw_groups_and_loss_curve_equal_the_library(salt):
         loss.backward()
         optimizer.step()
         curve.append(loss.item())
-    assert curve == pytest.approx(golden(salt, "loss_curve").tolist(), rel=1e-7)
+    assert curve == pytest.approx(golden(salt, "loss_curve").tolist(), rel=1e-6)
     after = [rms([p.data for p in parameters]) for parameters in theirs.values()]
     assert after == pytest.approx(golden(salt, "param_rms_after").tolist(), rel=1e-7)
 

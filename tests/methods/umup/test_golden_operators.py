@@ -14,7 +14,10 @@ from ritornello.methods.umup.functional.residual import transformer_residual_tau
 GOLDEN = Path(__file__).parents[2] / "golden" / "umup"
 OPS = np.load(GOLDEN / "ops.npz")
 RULES = json.loads((GOLDEN / "rules.json").read_text())
-TOLERANCE = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
+TOLERANCE = {
+    torch.float64: {"rtol": 1e-10, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
+}
 
 
 def operators() -> dict:
@@ -85,9 +88,7 @@ def test_values_and_gradients_equal_the_library(name, dtype):
 
 @pytest.mark.parametrize("name", sorted(RULES["residual_tau"]))
 def test_residual_tau_equals_the_table(name):
-    branches, mult, ratio = (
-        float(part.lstrip("Lmultratio")) for part in name.split("_")
-    )
+    branches, mult, ratio = (float(part.lstrip("Lmultratio")) for part in name.split("_"))
     ours = [
         transformer_residual_tau(i, int(branches), residual_mult=mult, attention_ratio=ratio)
         for i in range(int(branches))
