@@ -11,8 +11,8 @@ from typing import Any
 from ritornello.common.runs.experiment import Cell
 from ritornello.common.runs.plan import Plan
 from ritornello.common.runs.provenance import environment, revision, source_digest
-from ritornello.common.runs.store import RunDirectory
-from ritornello.common.runs.worker import measure_cells, work
+from ritornello.common.runs.store import RunDirectory, UnwritableError
+from ritornello.common.runs.worker import UNWRITABLE, measure_cells, work
 
 Build = Callable[[dict[str, Any]], Plan]
 
@@ -140,6 +140,8 @@ class _Pool:
                 bar.update()
                 for process in [p for p in alive if not p.is_alive()]:
                     alive.remove(process)
+                    if process.exitcode == UNWRITABLE:
+                        raise UnwritableError(self.store.path, OSError("a worker could not"))
                     if process.exitcode and self._note_death(process):
                         alive.append(self._start())
         finally:

@@ -18,6 +18,16 @@ class RunLockedError(UserError):
     """Another process works in this run directory."""
 
 
+class UnwritableError(UserError):
+    """The run directory cannot be written: a full disk, a read-only folder."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"cannot write in {path} ({error.strerror or error}); finished cells are kept: "
+            "make room, or pass outputs=<another folder>"
+        )
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file so that a reader, or a crash, sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +56,7 @@ class RunDirectory:
             probe = self.path / "locks" / "writable"
             probe.write_text("")
         except OSError as error:
-            raise UserError(
-                f"outputs: cannot write in {self.path} ({error.strerror}); pass outputs=<folder>"
-            ) from error
+            raise UnwritableError(self.path, error) from error
 
     @contextmanager
     def lock(self, *, shared: bool = False) -> Iterator[None]:
@@ -111,7 +119,10 @@ class RunDirectory:
         """Writes a finished cell, then forgets its scratch and earlier failures."""
         body = json.dumps(content, sort_keys=True)
         digest = hashlib.sha256(body.encode()).hexdigest()
-        write_atomically(self._file(cell), json.dumps({"sha256": digest, "record": content}))
+        try:
+            write_atomically(self._file(cell), json.dumps({"sha256": digest, "record": content}))
+        except OSError as error:
+            raise UnwritableError(self.path, error) from error
         self._failure(cell).unlink(missing_ok=True)
         shutil.rmtree(self.path / "scratch" / cell.key, ignore_errors=True)
         artifacts = self.path / "artifacts" / cell.key
@@ -138,7 +149,10 @@ class RunDirectory:
 
     def fail(self, cell: Cell, error: str) -> None:
         """Notes why a cell failed; a later run tries it again."""
-        write_atomically(self._failure(cell), json.dumps({"cell": str(cell), "error": error}))
+        try:
+            write_atomically(self._failure(cell), json.dumps({"cell": str(cell), "error": error}))
+        except OSError as unwritable:
+            raise UnwritableError(self.path, unwritable) from unwritable
 
     def failure(self, cell: Cell) -> str | None:
         """Why the cell failed in this run, if it did."""

@@ -1,6 +1,7 @@
 """The process that measures cells, one after another, until none is left."""
 
 import ctypes
+import errno
 import os
 import random
 import signal
@@ -16,9 +17,11 @@ from ritornello.common.errors import UserError
 from ritornello.common.runs.experiment import Cell
 from ritornello.common.runs.plan import Plan
 from ritornello.common.runs.provenance import metered
-from ritornello.common.runs.store import RunDirectory
+from ritornello.common.runs.store import RunDirectory, UnwritableError
 
 _PR_SET_PDEATHSIG = 1
+# Exit status of a worker that could not write its record (EX_IOERR).
+UNWRITABLE = 74
 
 
 def work(
@@ -36,7 +39,10 @@ def work(
         if os.getppid() != parent:  # it died before the call above
             return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    measure_cells(build(config), RunDirectory(directory), cells, threads, stamp)
+    try:
+        measure_cells(build(config), RunDirectory(directory), cells, threads, stamp)
+    except UnwritableError:
+        sys.exit(UNWRITABLE)
 
 
 def measure_cells(
@@ -70,9 +76,9 @@ def measure_cells(
 
 def _measure(plan: Plan, store: RunDirectory, cell: Cell, stamp: dict[str, Any]) -> None:
     part = plan.parts[cell.part]
-    context = store.context(cell)
-    seed_global_generators(cell.seed)
     try:
+        context = store.context(cell)
+        seed_global_generators(cell.seed)
         with metered() as used:
             measured = [
                 m.as_record() for m in part.measure.measure(part.arms[cell.arm], cell, context)
@@ -89,22 +95,17 @@ def _measure(plan: Plan, store: RunDirectory, cell: Cell, stamp: dict[str, Any])
                 **stamp,
             },
         )
+    except UnwritableError:
+        raise
     except UserError as error:
-        _fail(store, cell, str(error))
-    except MemoryError:
-        _fail(store, cell, "out of memory: use fewer workers or a smaller batch")
+        store.fail(cell, str(error))
     except Exception as error:
-        if "out of memory" in str(error).lower():
-            _fail(store, cell, f"out of memory: use fewer workers or a smaller batch ({error})")
+        if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+            store.fail(cell, f"out of memory: use fewer workers or a smaller batch ({error})")
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS, errno.EFBIG):
+            raise UnwritableError(store.path, error) from error
         else:
-            _fail(store, cell, traceback.format_exc())
-
-
-def _fail(store: RunDirectory, cell: Cell, message: str) -> None:
-    try:
-        store.fail(cell, message)
-    except OSError as error:  # a full disk: say so, keep what is there
-        raise SystemExit(f"cannot write in {store.path}: {error.strerror}") from error
+            store.fail(cell, traceback.format_exc())
 
 
 def seed_global_generators(seed: int) -> None:

@@ -64,7 +64,7 @@ def test_efficientnet_names_real_photographs(shared_data):
     model = load_efficientnet_lite0()
     config = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**config, is_training=False)
-    name, label = list(rows[0])[0], next(k for k in rows[0] if "index" in k or "label" in k)
+    name, label = next(iter(rows[0])), next(k for k in rows[0] if "index" in k or "label" in k)
     images = [transform(Image.open(next(folder.rglob(r[name] + "*"))).convert("RGB")) for r in rows]
     with torch.inference_mode():
         predicted = model(torch.stack(images)).argmax(-1)

@@ -158,8 +158,40 @@ def test_cooperating_runs_divide_the_cells(toy, tmp_path):
 def test_an_unwritable_directory_is_one_message(toy, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(UserError, match="outputs: cannot write"):
+    with pytest.raises(UserError, match="cannot write in"):
         run(toy.build, {}, blocked / "run")
+
+
+FULL_DISK = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from ritornello.common.runs import UserError, run
+import toy_experiment
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    run(toy_experiment.build, {}, folder, only={"arms": ["plain"]})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # no file may grow past 100 bytes
+    try:
+        run(toy_experiment.build, {}, folder, workers=int(sys.argv[3]))
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_told_and_finished_cells_stay(toy, tmp_path, workers):
+    script, folder = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(FULL_DISK)
+    command = [sys.executable, str(script), str(HERE), str(folder), str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "cannot write in" in done.stdout
+    assert "finished cells are kept" in done.stdout
+    kept = [json.loads(f.read_text()) for f in (folder / "cells").glob("*.json")]
+    assert [k["record"]["cell"]["arm"] for k in kept] == ["plain"] * 6
+    assert len(run(toy.build, {}, folder).records) == 12
 
 
 def test_prepare_speaks_before_any_cell(toy, tmp_path):
