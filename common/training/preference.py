@@ -1,12 +1,12 @@
 """Direct preference optimisation with the prompt that both completions share computed once.
 
 trl's default step runs policy and reference over prompt+chosen and prompt+rejected: four passes
-that each repeat the prompt. Here a pair is one row, `[padding, prompt, chosen, rejected]`, whose mask
-hides the chosen tokens from the rejected ones and whose positions restart after the prompt, the
-reference is computed once before training, and the language-model head sees completion positions
-only. The loss is the same. `preference_trainer` runs it inside trl's `DPOTrainer`.
+that each repeat the prompt. Here a pair is one row, `[padding, prompt, chosen, rejected]`, whose
+mask hides the chosen tokens from the rejected ones and whose positions restart after the prompt,
+the reference is computed once before training, and the language-model head sees completion
+positions only. The loss is the same. `preference_trainer` runs it inside trl's `DPOTrainer`.
 
-Shape legend: B pairs, P longest prompt, C / R longest chosen / rejected, T = P + C + R, V vocabulary.
+Shape legend: pairs; tokens = longest prompt + longest chosen + longest rejected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,7 +162,7 @@ def pad_rows(
 
 
 def collate_pairs(pairs: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> PairBatch:
-    """Lays `prompt_ids`, `chosen_ids`, `rejected_ids` out as `[padding, prompt, chosen, rejected]`."""
+    """Lays pairs of token ids out as rows `[padding, prompt, chosen, rejected]`."""
     prompt, prompt_mask = pad_rows([pair["prompt_ids"] for pair in pairs], pad_token_id, left=True)
     chosen, chosen_mask = pad_rows([pair["chosen_ids"] for pair in pairs], pad_token_id)
     rejected, rejected_mask = pad_rows([pair["rejected_ids"] for pair in pairs], pad_token_id)

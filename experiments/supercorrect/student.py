@@ -1,4 +1,4 @@
-"""A tiny GPT that reads the world's words: built, trained from nothing, and asked like any model."""
+"""A tiny GPT over the world's words: built, trained from nothing, asked like any model."""
 
 import copy
 from collections import defaultdict
@@ -19,7 +19,7 @@ from ritornello.common.chat import (
 )
 from ritornello.common.chat.protocol import OnCompletion, Usage, as_prompt, request_seed
 from ritornello.common.training.preference import pad_rows
-from ritornello.experiments.supercorrect.world import WORDS, StageOneData
+from ritornello.experiments.supercorrect.world import WORDS, Problem, StageOneData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -66,6 +66,7 @@ def build_model(seed: int, *, width: int, layers: int, heads: int) -> "PreTraine
 def train_stage_one(
     model: "PreTrainedModel",
     data: StageOneData,
+    problems: Sequence[Problem],
     *,
     steps: int,
     batch_size: int,
@@ -77,8 +78,8 @@ def train_stage_one(
     rng = np.random.default_rng([seed, 1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
-    problems = data.world.sample(rng, steps * batch_size, kind="seen")
-    rows = [data.row(problem, rng) for problem in problems]
+    draws = data.world.sample(rng, problems, steps * batch_size)
+    rows = [data.row(problem, rng) for problem in draws]
     eos = tokenizer.eos_token_id
     prompts = tokenizer([prompt for prompt, _ in rows], add_special_tokens=False)["input_ids"]
     targets = tokenizer([target for _, target in rows], add_special_tokens=False)["input_ids"]
@@ -90,7 +91,7 @@ def train_stage_one(
         labels = ids.masked_fill(~mask, -100)
         for row, index in enumerate(batch):
             labels[row, : len(prompts[index])] = -100
-        logits = model(input_ids=ids, use_cache=False).logits
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -155,7 +156,8 @@ class WordModelClient:
         ended = torch.zeros(len(ids), dtype=torch.bool)
         cache, inputs = None, ids
         for step in range(budget):
-            out = self.model(input_ids=inputs, cache=cache, use_cache=True)
+            attended = torch.ones(len(ids), ids.shape[1] + step, dtype=torch.bool)
+            out = self.model(input_ids=inputs, attention_mask=attended, cache=cache, use_cache=True)
             cache, logits = out.cache, out.logits[:, -1]
             if noise is not None:
                 logits = logits / temperature + noise[:, step]

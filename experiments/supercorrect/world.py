@@ -1,8 +1,8 @@
 """Chains of modular arithmetic with one hard operation: problems, exact solutions, exact errors.
 
 A problem is `n0 op n1 op n2`, evaluated from left to right modulo 7, with `+`, `*` and the hard
-`a @ b = a * b + a`. A hierarchical solution annotates a hard step with a Key that composes it from two
-easy facts. Text is made of single-token words, so that a tiny model reads it:
+`a @ b = a * b + a`. A hierarchical solution annotates a hard step with a Key that composes it from
+two easy facts. Text is made of single-token words, so that a tiny model reads it:
 
     problem     <P> 3 @ 4 + 5 :
     step        3 @ 4 <K> 3 * 4 = 5 + 3 = 1 ;     (plain style: 3 @ 4 = 1 ;)
@@ -10,6 +10,7 @@ easy facts. Text is made of single-token words, so that a tiny model reads it:
     correction  #1 3 @ 4 <K> 3 * 4 = 5 + 3 = 1 ;  (or <OK> when every step is right)
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -134,17 +135,24 @@ class ModularWorld:
         return "seen"
 
     def sample(
-        self, rng: np.random.Generator, count: int, *, kind: str | None = None
+        self, rng: np.random.Generator, problems: Sequence[Problem], count: int
     ) -> list[Problem]:
-        """Problems of two steps drawn evenly, of one kind where given."""
-        problems: list[Problem] = []
-        while len(problems) < count:
-            start, first, second = map(int, rng.integers(MODULUS, size=3))
-            operators = [OPERATORS[index] for index in rng.integers(len(OPERATORS), size=2)]
-            problem = Problem(start, ((operators[0], first), (operators[1], second)))
-            if kind is None or self.kind(problem) == kind:
-                problems.append(problem)
-        return problems
+        """Draws with replacement from those problems that need no withheld fact."""
+        seen = [problem for problem in problems if self.kind(problem) == "seen"]
+        return [seen[index] for index in rng.integers(len(seen), size=count)]
+
+
+def split_problems(rng: np.random.Generator, test: int) -> tuple[list[Problem], list[Problem]]:
+    """All 3,087 problems of two steps, parted at random into those for training and `test`."""
+    numbers = range(MODULUS)
+    moves = list(itertools.product(OPERATORS, numbers))
+    problems = [
+        Problem(*parts[:1], parts[1:]) for parts in itertools.product(numbers, moves, moves)
+    ]
+    if not 0 < test < len(problems):
+        raise ValueError(f"test must be in 1..{len(problems) - 1}, got {test}")
+    order = [problems[index] for index in rng.permutation(len(problems))]
+    return order[test:], order[:test]
 
 
 def corrupt(problem: Problem, index: int, style: Style, rng: np.random.Generator) -> list[str]:
@@ -163,8 +171,9 @@ def corrupt(problem: Problem, index: int, style: Style, rng: np.random.Generator
 class StageOneData:
     """Rows of stage 1: solving seen problems, and a warm-up of the correction format.
 
-    The warm-up (`correction_share`) shows right solutions answered by <OK> and corrupted ones answered
-    by a right step at a place that is random in `noise` of the cases: the format, not the skill.
+    The warm-up (`correction_share`) shows right solutions answered by <OK> and corrupted ones
+    answered by a right step at a place that is random in `noise` of the cases: it teaches the
+    format, not the skill.
     """
 
     world: ModularWorld

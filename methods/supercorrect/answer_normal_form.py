@@ -2,7 +2,7 @@
 
 `compat="qwen"` follows the rule parser published with Qwen2.5-Math, which the paper's evaluation
 uses, oddities included: unit words vanish wherever they stand ("east", "a"), decimals keep trailing
-zeros, "1{,}000" stays as it is. `compat="default"` shares the notation rules and none of the oddities.
+zeros, "1{,}000" stays as it is. `compat="default"` shares the notation rules, not the oddities.
 """
 
 import re
@@ -11,16 +11,17 @@ from typing import Literal
 
 Compat = Literal["default", "qwen"]
 
-# The unit words of that parser (mostly from MathQA), alphabetically; a dot is "any character" there.
+# The unit words of that parser (mostly from MathQA), alphabetically; a dot there is any character.
 _UNIT_WORDS = (
-    "a,a .,a . m,ab,acre,am,apple,are,b .,bc,by,c,c .,cc,cm,cm 2,coin,cu . m,cu cm,cube,cubic,d,d .,"
-    "day,decrease,deg,degree,dm,e .,east,excess,f .,feet,ft,g,g .,gain,gal,gallon,gm,h,h .,hectare,"
-    "hour,hr,inch,inches,increase,kg,km,kmh,kmph,l,lb,less,liter,litre,loss,lt,m,m east,m sqaure,man,"
-    "mark,men,meter,metre,mile,min,minute,minw,mm,monkey,month,more,mp,mph,mt,mtr,no change,noon,"
-    "number,o,ohm,p . m,per,percent,pi sq m,pie,pm,prime,profit,profit of rs,pure,q .,ratio,rd,rise,"
-    "rounds,rs,rs .,rupee,s,s .,sec,second,soldier,sq,sq . m,sq inch,sq m,square,st,Surface,t,th,tile,"
-    "toy,unit,v â € ™,way,west,woman,women,yard,year,yr,° f,π r 2,∏ cm ³"
-).split(",")
+    "a,a .,a . m,ab,acre,am,apple,are,b .,bc,by,c,c .,cc,cm,cm 2,coin,cu . m,cu cm,cube,"
+    "cubic,d,d .,day,decrease,deg,degree,dm,e .,east,excess,f .,feet,ft,g,g .,gain,gal,"
+    "gallon,gm,h,h .,hectare,hour,hr,inch,inches,increase,kg,km,kmh,kmph,l,lb,less,liter,"
+    "litre,loss,lt,m,m east,m sqaure,man,mark,men,meter,metre,mile,min,minute,minw,mm,monkey,"
+    "month,more,mp,mph,mt,mtr,no change,noon,number,o,ohm,p . m,per,percent,pi sq m,pie,pm,"
+    "prime,profit,profit of rs,pure,q .,ratio,rd,rise,rounds,rs,rs .,rupee,s,s .,sec,second,"
+    "soldier,sq,sq . m,sq inch,sq m,square,st,Surface,t,th,tile,toy,unit,v â € ™,way,west,"
+    "woman,women,yard,year,yr,° f,π r 2,∏ cm ³"
+).split(",")  # noqa: SIM905
 _UNITS = [
     (words.split(".")[0], re.compile(rf"(^|\W){words}($|\W)"))
     for base in sorted(_UNIT_WORDS, key=len, reverse=True)
@@ -28,19 +29,15 @@ _UNITS = [
 ]
 _UNIT_NAMES = {unit for base in _UNIT_WORDS for unit in (base, f"{base}s")} | {"dollars", "cents"}
 
-_NUMBER_WORDS = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-        "fifteen sixteen seventeen eighteen nineteen".split()
-    )
-} | dict(
-    zip(
-        "twenty thirty forty fifty sixty seventy eighty ninety".split(),
-        range(20, 100, 10),
-        strict=True,
-    )
+_SMALL_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
 )
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBER_WORDS = {
+    **{word: value for value, word in enumerate(_SMALL_NUMBERS.split())},
+    **{word: 10 * value for value, word in enumerate(_TENS.split(), 2)},
+}
 _SCALES = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 
 

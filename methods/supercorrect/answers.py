@@ -65,8 +65,8 @@ def answers_equal(a: str | None, b: str | None) -> bool:
     """Whether two answers mean the same; a missing or empty one equals nothing.
 
     Numbers agree within a relative 1e-4 only where one of them is a decimal (a rounded figure);
-    otherwise expressions must agree to 30 digits wherever they are evaluated. Answers are data: they
-    are parsed by a fixed grammar and never executed.
+    otherwise expressions must agree to 30 digits wherever they are evaluated. Answers are data:
+    they are parsed by a fixed grammar and never executed.
     """
     if a is None or b is None:
         return False

@@ -1,4 +1,4 @@
-"""Who writes and who checks the thoughts: a language model behind a chat client, or an exact oracle."""
+"""Who writes and who checks the thoughts: a model behind a chat client, or an exact oracle."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,8 +1,8 @@
 """What is asked of student, teacher and inspector, and how their answers are read (sec. 3.1-3.3).
 
-A *solution template* asks for a hierarchical solution; a *correction template* asks where a solution
-goes wrong and lays teacher's and student's answers out as a preference pair. Both are protocols:
-the pipeline works with any wording (and the small experiment has one of single-token words).
+A *solution template* asks for a hierarchical solution; a *correction template* asks where a
+solution goes wrong and lays teacher's and student's answers out as a preference pair. Both are
+protocols: the pipeline works with any wording (and the small experiment has one of single-token words).
 """
 
 import hashlib
@@ -32,16 +32,17 @@ SOLVE = (
     "and </Answer>.\n"
 )
 REWRITE = (
-    "Rewrite the reference solution of the math problem below for a student. Keep its reasoning and "
-    "its result; number the steps, each between <StepN> and </StepN>. In the hard steps add between "
-    "<Key> and </Key> a detailed explanation. Then say between <Generalized> and </Generalized> how "
-    "similar problems are solved. End with the final result between <Answer> and </Answer>.\n"
+    "Rewrite the reference solution of the math problem below for a student. Keep its reasoning "
+    "and its result; number the steps, each between <StepN> and </StepN>. In the hard steps add "
+    "between <Key> and </Key> a detailed explanation. Then say between <Generalized> and "
+    "</Generalized> how similar problems are solved. End with the final result between <Answer> "
+    "and </Answer>.\n"
 )
 CORRECT = (
-    "Check a student's solution of a math problem step by step. Repeat the steps between <StepN> and "
-    "</StepN>. In each wrong step, after its text, say between <Cause> and </Cause> why it is wrong "
-    "and between <Correction> and </Correction> how it should be. End with the right final result "
-    "between <Answer> and </Answer>.\n"
+    "Check a student's solution of a math problem step by step. Repeat the steps between <StepN> "
+    "and </StepN>. In each wrong step, after its text, say between <Cause> and </Cause> why it is "
+    "wrong and between <Correction> and </Correction> how it should be. End with the right final "
+    "result between <Answer> and </Answer>.\n"
 )
 
 
@@ -146,8 +147,8 @@ class CorrectionTemplate:
     """Where does a solution go wrong (sec. 3.2)?
 
     Args:
-        grounded: the teacher's variant, which shows the reference solution. The student's does not: it
-            must not learn from an answer that it will not see.
+        grounded: the teacher's variant, which shows the reference solution. The student's does
+            not: it must not learn from an answer that it will not see.
         include_wrong_step: the pair's prompt re-states the wrong step before the cause, as Fig. 2
             does; without it the prompt ends after step k - 1, as eq. 8 reads.
     """
@@ -190,8 +191,8 @@ class CorrectionTemplate:
     ) -> tuple[list[dict[str, str]], str, str]:
         """Eq. 8: the same correct prefix, then the teacher's or the student's view of step k.
 
-        A student that finds the error only later, at k', is represented by its own continuation up to
-        k'; one that claims an earlier error or none, by leaving step k without a cause.
+        A student that finds the error only later, at k', is represented by its own continuation up
+        to k'; one that claims an earlier error or none, by leaving step k without a cause.
         """
         k = teacher.step
         if k is None or not 1 <= k <= len(steps):
