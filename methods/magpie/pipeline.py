@@ -1,0 +1,400 @@
+"""The whole synthesis as a chain of resumable stages (sec. 2.2 of the paper).
+
+SAMPLED -> SANITISED -> KEPT | DROPPED -> RESPONDED -> TAGGED -> EMBEDDED -> DEDUPED -> FILTERED ->
+EXPORTED. Each row is keyed by what determines it, and each stage appends to a journal of its own,
+so that a run may end anywhere and continue with the same result.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from ritornello.common.chat import CachedClient, ChatClient, GenerationParams, Journal, replicates
+from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
+from ritornello.methods.magpie.export import to_sharegpt
+from ritornello.methods.magpie.filters import FILTERS, filter_rows, longest
+from ritornello.methods.magpie.generator import Instruction, MagpieGenerator
+from ritornello.methods.magpie.preferences import Reward, build_preferences
+from ritornello.methods.magpie.sanitizer import Compat, Family, sanitize_instruction
+from ritornello.methods.magpie.statistics import data_card, summarize
+from ritornello.methods.magpie.tags import TASKS, JudgeTagger, LikelihoodTagger
+from ritornello.methods.magpie.templates import ChatTemplateParts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DropReason = Literal["empty", "length-truncated", "heading only", "non-text"]
+_HEADING = re.compile(r"#{1,6} [^?]*|\*\*[^*?]+\*\*:?")
+
+
+class Encoder(Protocol):
+    """Sentences to unit vectors, (sentences, width)."""
+
+    def encode(self, sentences: list[str]) -> object: ...
+
+
+@dataclass(frozen=True)
+class MagpieConfig:
+    """Everything a data set depends on besides the models.
+
+    Args:
+        n: queries to sample.
+        seed: of all draws.
+        system: system turn of step 1: "default", None, or a text that steers the domain.
+        temperature, top_p, max_new_tokens, stop_at_newline, first_token_temperature,
+            banned_first_ids: of step 1, see `MagpieGenerator`.
+        response_tokens: budget of an answer.
+        turns: rounds of conversation.
+        family: whose run-on habits the sanitiser assumes; None leaves queries as sampled.
+        compat: "fixed" or "official" sanitiser.
+        tags: label tasks, of "difficulty", "quality", "classification".
+        tagger: "judge" reads the judge's JSON, "likelihood" compares the labels' probabilities.
+        dedup_threshold: squared distance below which queries are repeats.
+        filter: a name in `FILTERS`.
+        keep_longest: most rows to keep, by response length; None keeps all.
+        preference_k: answers per row for preference pairs; 0 makes none.
+        preference_temperature: of those answers.
+        chunk: rows between two entries in a stage's journal.
+    """
+
+    n: int = 1000
+    seed: int = 0
+    system: str | None = "default"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 2048
+    stop_at_newline: bool = True
+    first_token_temperature: float | None = None
+    banned_first_ids: tuple[int, ...] = ()
+    response_tokens: int = 2048
+    turns: int = 1
+    family: Family | None = "llama-3"
+    compat: Compat = "fixed"
+    tags: tuple[str, ...] = ("difficulty", "quality", "classification")
+    tagger: Literal["judge", "likelihood"] = "judge"
+    dedup_threshold: float = 0.05
+    filter: str = "notebook"
+    keep_longest: int | None = None
+    preference_k: int = 0
+    preference_temperature: float = 0.8
+    chunk: int = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tags", tuple(self.tags))
+        object.__setattr__(self, "banned_first_ids", tuple(self.banned_first_ids))
+        if self.n < 1 or self.chunk < 1 or self.turns < 1:
+            raise ValueError(
+                f"n, chunk and turns must be >= 1, got {self.n}, {self.chunk} and {self.turns}"
+            )
+        if unknown := [task for task in self.tags if task not in TASKS]:
+            raise ValueError(f"tags must be among {sorted(TASKS)}, got {unknown}")
+        if self.tagger not in ("judge", "likelihood"):
+            raise ValueError(f"tagger must be 'judge' or 'likelihood', got {self.tagger!r}")
+        if self.filter not in FILTERS:
+            raise ValueError(f"filter must be one of {sorted(FILTERS)}, got {self.filter!r}")
+        if self.preference_k == 1 or self.preference_k < 0:
+            raise ValueError(f"preference_k must be 0 or >= 2, got {self.preference_k}")
+
+
+class MagpiePipeline:
+    """Runs all stages into a folder.
+
+    Args:
+        config: what to make.
+        llm: the aligned model that writes queries and answers.
+        tokenizer: its tokenizer.
+        encoder: sentence embeddings for de-duplication.
+        judge: model for the tags; by default `llm`.
+        reward: scores answers (`instruct_reward`); needed by filters that read it and by
+            preference pairs.
+        base_responder: answers of a base model, for `reward_difference`.
+    """
+
+    def __init__(
+        self,
+        config: MagpieConfig,
+        *,
+        llm: ChatClient,
+        tokenizer: "PreTrainedTokenizerBase",
+        encoder: Encoder,
+        judge: ChatClient | None = None,
+        reward: Reward | None = None,
+        base_responder: Callable[[Sequence[str]], list[str]] | None = None,
+    ) -> None:
+        if config.preference_k and reward is None:
+            raise ValueError("preference_k > 0 needs a reward")
+        self.config = config
+        self._llm = llm
+        self._judge = judge or llm
+        self._encoder = encoder
+        self._reward = reward
+        self._base_responder = base_responder
+        self._parts = ChatTemplateParts.from_tokenizer(tokenizer, system=config.system)
+        self._answer_parts = ChatTemplateParts.from_tokenizer(tokenizer)
+
+    def run(self, out_dir: str | Path) -> dict[str, object]:
+        """Makes (or completes) the data set; returns its statistics.
+
+        Writes raw.jsonl, final.jsonl, sharegpt.jsonl, preferences.jsonl, stats.json, README.md (the
+        data card with the statistics) and the stages' journals.
+
+        Raises:
+            ValueError: the folder holds a run of another configuration or model.
+        """
+        out = Path(out_dir)
+        out.mkdir(parents=True, exist_ok=True)
+        self._claim(out)
+        # every single answer is kept as it arrives; the journals keep whole rows
+        llm = CachedClient(self._llm, out / "stages" / "answers.sqlite")
+        generator = self._generator(llm)
+        numbered = [{"id": self.row_id(i), "index": i} for i in range(self.config.n)]
+        rows = self._stage(out, "sampled", numbered, lambda chunk: self._sample(generator, chunk))
+        rows = [self._sanitise(row) for row in rows]
+        _write_jsonl(out / "raw.jsonl", rows)
+        kept = [row for row in rows if row["state"] == "KEPT"]
+        kept = self._stage(out, "responded", kept, lambda chunk: self._respond(generator, chunk))
+        for task in self.config.tags:
+            kept = self._stage(out, f"tagged_{task}", kept, self._tagger(task))
+        if self._reward is not None:
+            kept = self._stage(out, "rewarded", kept, self._rewards)
+        kept = self._deduplicate(out, kept)
+        final = [dict(row) for row in filter_rows(kept, self.config.filter)]
+        if self.config.keep_longest is not None:
+            final = [dict(row) for row in longest(final, self.config.keep_longest)]
+        pairs = []
+        if self.config.preference_k:
+            sampled = self._stage(out, "alternatives", final, lambda c: self._alternatives(llm, c))
+            pairs = build_preferences(sampled)
+        return self._export(out, rows, kept, final, pairs)
+
+    def row_id(self, index: int) -> str:
+        """Key of a row: hash of model, template, decoding, seed and index."""
+        config = self.config
+        decoding = asdict(self._generator(self._llm).instruction_params)
+        content = [self._llm.model_id, self._parts.pre_query, decoding, config.seed, index]
+        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+        return f"magpie-{digest}"
+
+    def _generator(self, llm: ChatClient) -> MagpieGenerator:
+        config = self.config
+        return MagpieGenerator(
+            llm,
+            self._parts,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_new_tokens=config.max_new_tokens,
+            stop_at_newline=config.stop_at_newline,
+            first_token_temperature=config.first_token_temperature,
+            banned_first_ids=config.banned_first_ids,
+            response_parts=self._answer_parts,
+            response_tokens=config.response_tokens,
+            seed=config.seed,
+        )
+
+    def _claim(self, out: Path) -> None:
+        """The folder belongs to one configuration and one model."""
+        mine = json.loads(json.dumps(asdict(self.config) | {"model": self._llm.model_id}))
+        path = out / "config.json"
+        if path.exists():
+            theirs = json.loads(path.read_text())
+            differing = sorted(k for k in mine | theirs if mine.get(k) != theirs.get(k))
+            if differing:
+                raise ValueError(f"{out} holds a run with another {', '.join(differing)}")
+        else:
+            _write_atomically(path, json.dumps(mine, indent=1))
+
+    def _stage(
+        self,
+        out: Path,
+        name: str,
+        rows: Sequence[Mapping[str, object]],
+        compute: Callable[[Sequence[Mapping[str, object]]], Iterable[dict]],
+    ) -> list[dict]:
+        """Adds to each row what `compute` finds for it, chunk by chunk, once."""
+        with Journal(out / "stages" / f"{name}.jsonl") as journal:
+            done = {record.pop("id"): record for record in journal.records()}
+            missing = [row for row in rows if row["id"] not in done]
+            for start in range(0, len(missing), self.config.chunk):
+                chunk = missing[start : start + self.config.chunk]
+                for row, added in zip(chunk, compute(chunk), strict=True):
+                    journal.append({"id": row["id"]} | added)
+                    done[row["id"]] = added
+        return [dict(row) | done[row["id"]] for row in rows]
+
+    def _sample(self, generator: MagpieGenerator, chunk: Sequence[Mapping]) -> list[dict]:
+        # the missing rows of an interrupted run need not be neighbours
+        found: list[Instruction] = []
+        for first, count in _consecutive([row["index"] for row in chunk]):
+            found += generator.instructions(count, first=first)
+        config = self.config
+        created = datetime.now(UTC).date().isoformat()
+        return [
+            {
+                "pre_query_template": self._parts.pre_query,
+                "raw_instruction": instruction.text,
+                "finish_reason": instruction.finish_reason,
+                "natural_stop": instruction.natural_stop,
+                "created": created,
+                "gen_input_configs": {
+                    "temperature": config.temperature,
+                    "top_p": config.top_p,
+                    "input_generator": self._llm.model_id,
+                    "seed": config.seed,
+                },
+            }
+            for instruction in found
+        ]
+
+    def _sanitise(self, row: Mapping[str, object]) -> dict:
+        text, number = sanitize_instruction(
+            str(row["raw_instruction"]), self.config.family, self.config.compat
+        )
+        reason = drop_reason(text, str(row["finish_reason"]))
+        return dict(row) | {
+            "instruction": text,
+            "instruction_sanitize_class_num": number,
+            "state": "KEPT" if reason is None else "DROPPED",
+            "drop_reason": reason,
+        }
+
+    def _respond(self, generator: MagpieGenerator, chunk: Sequence[Mapping]) -> list[dict]:
+        answers = generator.responses([str(row["instruction"]) for row in chunk])
+        params = generator.response_params()
+        configs = {
+            "prompt": self._answer_parts.with_query("{instruction}"),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "repetition_penalty": 1.0,
+            "max_tokens": params.max_tokens,
+            "stop_tokens": list(params.stop),
+            "output_generator": self._llm.model_id,
+            "engine": type(self._llm).__name__,
+        }
+        added = [
+            {
+                "response": answer.text,
+                "response_finish_reason": answer.finish_reason,
+                "gen_response_configs": configs,
+            }
+            for answer in answers
+        ]
+        if self.config.turns > 1:
+            rows = [dict(row) | new for row, new in zip(chunk, added, strict=True)]
+            longer = generator.multi_turn(rows, self.config.turns)
+            added = [
+                {key: value for key, value in row.items() if key not in old}
+                for row, old in zip(longer, chunk, strict=True)
+            ]
+        return added
+
+    def _tagger(self, task: str) -> Callable[[Sequence[Mapping]], list[dict]]:
+        kind = JudgeTagger if self.config.tagger == "judge" else LikelihoodTagger
+        tagger = kind(self._judge, task)
+        return lambda chunk: tagger.tag([str(row["instruction"]) for row in chunk])
+
+    def _rewards(self, chunk: Sequence[Mapping]) -> list[dict]:
+        instructions = [str(row["instruction"]) for row in chunk]
+        rewards = self._reward(instructions, [str(row["response"]) for row in chunk])
+        if self._base_responder is None:
+            return [{"instruct_reward": reward} for reward in rewards]
+        base = self._reward(instructions, self._base_responder(instructions))
+        return [
+            {"instruct_reward": ours, "reward_difference": ours - theirs}
+            for ours, theirs in zip(rewards, base, strict=True)
+        ]
+
+    def _deduplicate(self, out: Path, rows: Sequence[Mapping]) -> list[dict]:
+        embeddings = self._encoder.encode([str(row["instruction"]) for row in rows])
+        np.save(out / "stages" / "embeddings.npy", np.asarray(embeddings))
+        found = NearestNeighborDeduplicator(self.config.dedup_threshold).fit(embeddings)
+        similar = [None if i < 0 else rows[i]["id"] for i in found.min_similar_index]
+        return [
+            dict(row)
+            | {
+                "conversation_id": row["id"],
+                "min_neighbor_distance": float(found.min_neighbor_distance[i]),
+                "repeat_count": int(found.repeat_count[i]),
+                "min_similar_conversation_id": similar[i],
+            }
+            for i, row in enumerate(rows)
+        ]
+
+    def _alternatives(self, llm: ChatClient, chunk: Sequence[Mapping]) -> list[dict]:
+        config = self.config
+        k = config.preference_k
+        params = replace(
+            self._generator(llm).response_params(), temperature=config.preference_temperature
+        )
+        texts = [self._answer_parts.with_query(str(row["instruction"])) for row in chunk]
+        answers = _flat_generate(llm, [replicates(text, k) for text in texts], params)
+        asked = [str(row["instruction"]) for row in chunk for _ in range(k)]
+        rewards = self._reward(asked, answers)
+        return [
+            {
+                "responses": answers[start : start + k],
+                "rewards": rewards[start : start + k],
+                "gen_responses_configs": {"temperature": params.temperature, "k": k},
+            }
+            for start in range(0, len(answers), k)
+        ]
+
+    def _export(
+        self, out: Path, rows: list[dict], kept: list[dict], final: list[dict], pairs: list[dict]
+    ) -> dict[str, object]:
+        _write_jsonl(out / "final.jsonl", final)
+        _write_jsonl(out / "sharegpt.jsonl", to_sharegpt(final))
+        _write_jsonl(out / "preferences.jsonl", pairs)
+        stats = summarize(rows, kept, final, pairs)
+        _write_atomically(out / "stats.json", json.dumps(stats, indent=1))
+        card = data_card(stats, model=self._llm.model_id, pre_query=self._parts.pre_query)
+        _write_atomically(out / "README.md", card)
+        return stats
+
+
+def drop_reason(text: str, finish_reason: str) -> DropReason | None:
+    """Why a sanitised query is not used; None if it is."""
+    if not text:
+        return "empty"
+    if finish_reason == "length":
+        return "length-truncated"
+    if _HEADING.fullmatch(text):
+        return "heading only"
+    if not re.search(r"\w{2}", text):
+        return "non-text"
+    return None
+
+
+def _consecutive(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of neighbouring numbers as (first, length)."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and index == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs
+
+
+def _flat_generate(
+    llm: ChatClient, groups: Sequence[Sequence], params: GenerationParams
+) -> list[str]:
+    prompts = [prompt for group in groups for prompt in group]
+    return [answer.text for answer in llm.generate(prompts, params)]
+
+
+def _write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    _write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)

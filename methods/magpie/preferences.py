@@ -1,0 +1,132 @@
+"""Preference pairs: of k answers the best against the worst (sec. 3.7), and rewards to rank them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ritornello.common.chat import ChatClient, Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Reward = Callable[[Sequence[str], Sequence[str]], list[float]]  # instructions, responses
+
+
+def build_preferences(
+    rows: Sequence[Mapping[str, object]], *, ties: Literal["drop", "keep"] = "drop"
+) -> list[dict]:
+    """Chosen = highest reward, rejected = lowest; the first index among equals.
+
+    Args:
+        rows: with `instruction`, `responses` and `rewards` of equal length (>= 2).
+        ties: rows whose rewards are all equal hold no preference and are dropped; the official
+            code keeps them, with one answer on both sides.
+
+    Returns:
+        New rows with `rewards_armorm`, `chosen` and `rejected` (messages) added.
+
+    Raises:
+        ValueError: fewer than two responses, unequal lengths, a reward that is not finite.
+    """
+    if ties not in ("drop", "keep"):
+        raise ValueError(f"ties must be 'drop' or 'keep', got {ties!r}")
+    pairs = []
+    for row in rows:
+        rewards = [float(value) for value in row["rewards"]]
+        responses = list(row["responses"])
+        if len(rewards) != len(responses) or len(rewards) < 2:
+            raise ValueError(
+                "rows need as many rewards as responses and at least two, "
+                f"got {len(rewards)} and {len(responses)}"
+            )
+        if not all(map(math.isfinite, rewards)):
+            raise ValueError(f"rewards must be finite, got {rewards}")
+        best, worst = max(rewards), min(rewards)
+        if best == worst and ties == "drop":
+            continue
+        pair = {key: value for key, value in row.items() if key != "rewards"}
+        pair["rewards_armorm"] = [{"score": value} for value in rewards]
+        for side, index in (("chosen", rewards.index(best)), ("rejected", rewards.index(worst))):
+            pair[side] = [
+                {"role": "user", "content": row["instruction"]},
+                {"role": "assistant", "content": responses[index]},
+            ]
+        pairs.append(pair)
+    return pairs
+
+
+class LikelihoodReward:
+    """A stand-in where no reward model is at hand: how well an answer fits its question.
+
+    Mean token log-probability of the response after the question, minus the same after an
+    unrelated question: what of the response's likelihood is owed to what was asked. It is no
+    measure of quality in the paper's sense.
+
+    Args:
+        llm: a client that scores continuations.
+        unrelated: the question to compare with.
+    """
+
+    def __init__(self, llm: ChatClient, *, unrelated: str = "Say something.") -> None:
+        self._llm = llm
+        self._unrelated = unrelated
+
+    def __call__(self, instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
+        prompts = [_asked(text) for text in [*instructions, *[self._unrelated] * len(responses)]]
+        # an empty answer has no tokens to score: it is scored as a single space
+        options = [[response or " "] for response in responses] * 2
+        means = [s.mean[0] for s in self._llm.score_continuations(prompts, options)]
+        return [fit - base for fit, base in zip(means, means[len(responses) :], strict=False)]
+
+
+class SequenceReward:
+    """A reward model with a sequence-classification head (FsfairX, ArmoRM, ...).
+
+    Args:
+        model: `AutoModelForSequenceClassification`, possibly with remote code; the first score
+            (or the attribute `score` of its output) is the reward.
+        tokenizer: its tokenizer with a chat template.
+        batch_size: conversations per forward pass.
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        batch_size: int = 8,
+    ) -> None:
+        self._model = model.eval()
+        self._tokenizer = tokenizer
+        self._batch_size = batch_size
+
+    @torch.inference_mode()
+    def __call__(self, instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
+        texts = [
+            self._tokenizer.apply_chat_template(
+                [
+                    {"role": "user", "content": instruction},
+                    {"role": "assistant", "content": response},
+                ],
+                tokenize=False,
+            )
+            for instruction, response in zip(instructions, responses, strict=True)
+        ]
+        rewards: list[float] = []
+        for start in range(0, len(texts), self._batch_size):
+            batch = self._tokenizer(
+                texts[start : start + self._batch_size],
+                add_special_tokens=False,  # the template holds them
+                padding=True,
+                return_tensors="pt",
+            ).to(self._model.device)
+            output = self._model(**batch)
+            scores = output.score if "score" in output else output.logits[:, 0]
+            rewards += scores.reshape(-1).float().tolist()
+        return rewards
+
+
+def _asked(text: str) -> Prompt:
+    return Prompt((Message.user(text),))
