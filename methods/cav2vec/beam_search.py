@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Step = Callable[[Int[Tensor, "rows length"], Int[Tensor, " rows"]], Float[Tensor, "rows vocabulary"]]
+Step = Callable[
+    [Int[Tensor, "rows length"], Int[Tensor, " rows"]], Float[Tensor, "rows vocabulary"]
+]
 
 
 class Hypothesis(NamedTuple):

@@ -134,7 +134,9 @@ def read_fairseq(source: str | Path | bytes) -> FairseqCheckpoint:
     file = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
     raw = torch.load(file, map_location="cpu", weights_only=False, pickle_module=_pickle_module)
     if not isinstance(raw, dict) or not isinstance(raw.get("model"), dict):
-        raise ValueError("source must be a fairseq checkpoint with a 'model' entry, got another file")
+        raise ValueError(
+            "source must be a fairseq checkpoint with a 'model' entry, got another file"
+        )
     state = raw["model"]
     teacher = {_rename(k): v for k, v in state.get("_ema", {}).items() if torch.is_tensor(v)}
     backbone, rest = {}, {}
@@ -177,7 +179,8 @@ def encoder_sizes(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
     sizes = {
         "embed_dim": dim,
         "ffn_dim": state["encoder.layers.0.fc1.weight"].shape[0],
-        "num_layers": 1 + max(int(k.split(".")[2]) for k in state if k.startswith("encoder.layers.")),
+        "num_layers": 1
+        + max(int(k.split(".")[2]) for k in state if k.startswith("encoder.layers.")),
         "num_heads": int(heads),
         "pos_conv_kernel": kernel.shape[2],
         "pos_conv_groups": dim // kernel.shape[1],

@@ -91,8 +91,8 @@ class LipResNet(nn.Module):
         convolution = self.frontend3D[0]
         batch, _, time, height, width = video.shape
         padded = F.pad(video[:, 0], (0, 0, 0, 0, 2, 2))
-        windows = padded.unfold(1, 5, 1).permute(0, 1, 4, 2, 3)
-        stacked = windows.reshape(batch * time, 5, height, width)
+        windows = padded.unfold(1, 5, 1).reshape(batch * time, height, width, 5)
+        stacked = windows.permute(0, 3, 1, 2)  # channels last in memory, as the kernels like it
         weight = convolution.weight[:, 0].to(stacked.dtype)
         return F.conv2d(stacked, weight, convolution.bias, stride=2, padding=3)
 

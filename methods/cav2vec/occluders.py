@@ -28,9 +28,11 @@ def draw_object(size: int, generator: np.random.Generator) -> Patch:
         distance = np.hypot(x, y)
     else:
         angles = turn + 2 * np.pi * np.arange(sides) / sides
-        distance = np.max(
-            [x * np.cos(a) + y * np.sin(a) for a in angles], axis=0
-        ) / np.cos(np.pi / sides) * 0.9
+        distance = (
+            np.max([x * np.cos(a) + y * np.sin(a) for a in angles], axis=0)
+            / np.cos(np.pi / sides)
+            * 0.9
+        )
     alpha = np.clip((0.95 - distance) * size / 2, 0, 1)
     frequency, phase = generator.uniform(1, 6), generator.uniform(0, 2 * np.pi)
     stripes = np.sin(np.pi * frequency * (x * np.cos(turn) + y * np.sin(turn)) + phase)

@@ -1,7 +1,6 @@
 """Corrupted prediction: the student, its tasks and the loss of one step (sec. 3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,15 +11,20 @@ from torch import Tensor, nn
 
 from ritornello.methods.cav2vec.checkpoint import SavedModel, load_named, read_fairseq
 from ritornello.methods.cav2vec.encoder import AVHubertModel
-from ritornello.methods.cav2vec.masking import Masks, RandomSource, draw_masks, mask_audio, mask_video
+from ritornello.methods.cav2vec.masking import (
+    Masks,
+    RandomSource,
+    draw_masks,
+    mask_audio,
+    mask_video,
+)
 from ritornello.methods.cav2vec.tasks import HEADS, MODES, TASKS, Mode, PretrainingConfig
 from ritornello.methods.cav2vec.teacher import EMATeacher, distillation_targets
 
 _LABEL_TOLERANCE = 2  # frames: labels may be up to 0.1 s shorter or longer than the clip
 
 
-@dataclass(frozen=True)
-class AVBatch:
+class AVBatch(NamedTuple):
     """One batch of uptraining; audio is (B, 104, T), video (B, 1, T, H, W), flags (B, T).
 
     `padding_mask` is True at padding; `labels` are k-means classes (B, T).
@@ -37,8 +41,7 @@ class AVBatch:
 
     def to(self, device: torch.device | str) -> "AVBatch":
         """The batch on another device."""
-        moved = {k: v if v is None else v.to(device) for k, v in vars(self).items()}
-        return AVBatch(**moved)
+        return AVBatch(*(x if x is None else x.to(device) for x in self))
 
 
 class CAV2vecOutput(NamedTuple):
@@ -97,7 +100,9 @@ class CAV2vecForPreTraining(AVHubertModel):
         known = {} if own is None else {"num_classes": len(own), "final_dim": own.shape[1]}
         model = cls(PretrainingConfig(encoder=encoder.config, **(known | changes)))
         state = model.state_dict()
-        fits = {k: v for k, v in checkpoint.backbone.items() if k in state and v.shape == state[k].shape}
+        fits = {
+            k: v for k, v in checkpoint.backbone.items() if k in state and v.shape == state[k].shape
+        }
         model.load_state_dict(encoder.state_dict() | fits, strict=False)
         if model.teacher is not None:
             model.reset_teacher()
@@ -114,7 +119,9 @@ class CAV2vecForPreTraining(AVHubertModel):
         """One draw a batch: AV ½, audio dropped ¼, video dropped ¼; always AV in eval mode."""
         if not self.training or generator.random() >= self.config.modality_dropout:
             return "av"
-        return "audio_dropped" if generator.random() < self.config.audio_dropout else "video_dropped"
+        return (
+            "audio_dropped" if generator.random() < self.config.audio_dropout else "video_dropped"
+        )
 
     def _student(self, batch: AVBatch, masks: Masks, mode: Mode) -> tuple[Tensor, Tensor]:
         """Final hidden states and mean squared features of the masked, corrupted input.
@@ -217,7 +224,9 @@ class CAV2vecForPreTraining(AVHubertModel):
         """Trims batch and labels to the shorter of the two."""
         if batch.labels is None:
             if "mlm" in self.config.tasks:
-                raise ValueError("batch.labels is None: the task 'mlm' needs a class for every frame")
+                raise ValueError(
+                    "batch.labels is None: the task 'mlm' needs a class for every frame"
+                )
             return batch
         frames, labelled = batch.audio.shape[2], batch.labels.shape[1]
         if frames == labelled:
@@ -229,8 +238,10 @@ class CAV2vecForPreTraining(AVHubertModel):
         shortest = min(frames, labelled)
         along_two = ("audio", "video", "clean_audio", "clean_video")
         cut = {
-            name: value if value is None else value.narrow(2 if name in along_two else 1, 0, shortest)
-            for name, value in vars(batch).items()
+            name: value
+            if value is None
+            else value.narrow(2 if name in along_two else 1, 0, shortest)
+            for name, value in batch._asdict().items()
         }
         return AVBatch(**cut)
 

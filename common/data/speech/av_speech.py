@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int16, UInt8
 
 from ritornello.common.cache import cached_directory
+from ritornello.common.data.speech.filterbank import SAMPLE_RATE
 from ritornello.common.data.speech.mouth import (
     FRAMES_PER_SECOND,
     Face,
@@ -23,7 +24,6 @@ from ritornello.common.data.speech.mouth import (
     frame_index,
     lip_track,
 )
-from ritornello.common.data.speech.filterbank import SAMPLE_RATE
 from ritornello.common.data.speech.synthesis import VOICES, synthesizer
 
 GRAMMAR = (

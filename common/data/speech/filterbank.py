@@ -127,16 +127,14 @@ class LogFilterbank(nn.Module):
         if lengths is not None:
             inside = torch.arange(samples, device=signal.device) < lengths[:, None]
             emphasised = emphasised * inside
-        frames = frame_count(
-            samples, frame_length=self.frame_length, frame_shift=self.frame_shift
-        )
+        frames = frame_count(samples, frame_length=self.frame_length, frame_shift=self.frame_shift)
         needed = (frames - 1) * self.frame_shift + self.frame_length
         windows = F.pad(emphasised, (0, needed - samples)).unfold(
             1, self.frame_length, self.frame_shift
         )
-        spectrum = torch.view_as_real(torch.fft.rfft(windows, self.fft_size))
-        power = spectrum.square().sum(-1) / self.fft_size
-        mel = power @ self.filters.to(power.dtype)
+        spectrum = torch.fft.rfft(windows, self.fft_size)
+        power = torch.addcmul(spectrum.real.square(), spectrum.imag, spectrum.imag)
+        mel = (power @ self.filters) / self.fft_size
         log_mel = torch.where(mel == 0, _FLOAT64_EPS, mel).log()
         if lengths is None:
             return log_mel
@@ -152,17 +150,22 @@ class LogFilterbank(nn.Module):
         waveform: Shaped[Tensor, "batch samples"],
         lengths: Int[Tensor, " batch"] | None = None,
         *,
-        num_frames: int | None = None,
+        num_frames: int | Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch channels frames"]:
         """Features in the layout the encoder takes, (batch, 26·stack, frames).
 
         Args:
             waveform: (batch, samples) at 16 kHz on the int16 scale.
             lengths: samples of every row.
-            num_frames: length of the video in frames; the features are trimmed or zero-filled.
+            num_frames: length of the video in frames, of all rows or of each; the features are
+                trimmed or zero-filled to the longest, and are zeros past a row's own.
         """
         stacked = stack_frames(self.log_mel(waveform, lengths), self.stack)
-        if num_frames is not None:
+        if isinstance(num_frames, Tensor):
+            stacked = fit_length(stacked, int(num_frames.max()))
+            inside = torch.arange(stacked.shape[1], device=stacked.device) < num_frames[:, None]
+            stacked = stacked * inside[..., None]
+        elif num_frames is not None:
             stacked = fit_length(stacked, num_frames)
         if self.normalize:
             stacked = F.layer_norm(stacked, stacked.shape[-1:])

@@ -76,9 +76,7 @@ def frame_centres(num_frames: int) -> Float[np.ndarray, " frames"]:
     return (np.arange(num_frames) + 0.5) / FRAMES_PER_SECOND
 
 
-def lip_track(
-    phonemes: list[tuple[str, float]], num_frames: int
-) -> Float[np.ndarray, "frames 5"]:
+def lip_track(phonemes: list[tuple[str, float]], num_frames: int) -> Float[np.ndarray, "frames 5"]:
     """Lip shapes at 25 Hz: steps between phonemes, smoothed as in coarticulation.
 
     Lips that meet for p, b and m do meet: the opening is forced shut around the closure, which
@@ -98,7 +96,9 @@ def lip_track(
         if viseme_class(name) == "p b m":
             away = np.maximum(np.maximum(start - times, times - end), 0)
             track[:, OPENING] *= np.clip((away - 0.02) / 0.03, 0, 1)
-    nearest = np.minimum((frame_centres(num_frames) * _TRACK_RATE).round().astype(int), len(times) - 1)
+    nearest = np.minimum(
+        (frame_centres(num_frames) * _TRACK_RATE).round().astype(int), len(times) - 1
+    )
     return track[nearest]
 
 
@@ -188,7 +188,9 @@ def draw_mouth(
     mouth = _CAVITY + (_TEETH - _CAVITY) * teeth + (_TONGUE - _CAVITY) * tongue
     waves = np.sin(2 * np.pi * (pixels[None, :] + 0.6 * pixels[:, None]) / 120 + face.shading_phase)
     skin = (face.skin + face.shading * waves)[None]
-    picture = skin * (1 - outer) + face.skin * face.lip_tone * outer * (1 - inner) + mouth * inner * outer
+    picture = (
+        skin * (1 - outer) + face.skin * face.lip_tone * outer * (1 - inner) + mouth * inner * outer
+    )
     noise = generator.standard_normal(picture.shape, dtype=np.float32)
     grey = np.clip(picture + 2 * noise, 0, 255).astype(np.uint8)
     flat = (half_width[:, 0], half_height[:, 0], thickness[:, 0])

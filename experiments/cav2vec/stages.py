@@ -1,0 +1,266 @@
+"""The three stages: a clean start, uptraining on corrupted speech, fine-tuning for recognition."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ritornello.common.cache import cached_directory
+from ritornello.common.runs import UserError
+from ritornello.common.training import fit
+from ritornello.experiments.cav2vec.data import SpeechData, finetuning_mixer, training_mixer
+from ritornello.methods.cav2vec import (
+    AVForCTC,
+    AVForSpeechSeq2Seq,
+    AVHubertConfig,
+    AVHubertModel,
+    CAV2vecForPreTraining,
+    PretrainingConfig,
+    RecognizerConfig,
+)
+from ritornello.methods.cav2vec.data import LabelledBatches, UptrainingBatches
+from ritornello.methods.cav2vec.training import Schedule, finetuning_module, uptraining_module
+
+_SOURCES = (
+    "ritornello.methods.cav2vec",
+    "ritornello.common.data.speech",
+    "ritornello.experiments.cav2vec",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An arm: what uptraining predicts.
+
+    Args:
+        tasks: see `methods.cav2vec.tasks.TASK_NAMES`; none: no uptraining at all.
+        start: from the clean start, or (False) from random weights.
+        fusion: ``concat``, or ``reliability`` (AV-RelScore).
+    """
+
+    tasks: Sequence[str] = ()
+    start: bool = True
+    fusion: str = "concat"
+
+    def __post_init__(self) -> None:
+        if self.tasks:
+            PretrainingConfig(tasks=tuple(self.tasks))
+        AVHubertConfig(fusion=self.fusion)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Length and learning rate of one stage.
+
+    Args:
+        steps: optimiser steps.
+        batch_size: clips a step.
+        learning_rate: peak.
+        max_frames: longest window.
+        warmup_share: share of the steps with rising learning rate.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    max_frames: int = 400
+    warmup_share: float = 0.08
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps with rising learning rate."""
+        return round(self.steps * self.warmup_share)
+
+
+@dataclass
+class Stages:
+    """Builds models for an experiment; what has been trained once is kept in the cache folder.
+
+    Args:
+        encoder: arguments of `AVHubertConfig`.
+        objective: further arguments of `PretrainingConfig`.
+        first: the clean start (masked language model only); unused with a checkpoint.
+        uptraining: the stage the paper is about.
+        finetuning: recognition.
+        head: ``ctc`` or ``seq2seq``.
+        decoder: further arguments of `RecognizerConfig`.
+        frozen_share: share of fine-tuning during which the encoder stands still.
+        checkpoint: a published AV-HuBERT file to start from instead of `first`.
+        checkpoint_every: steps between training checkpoints.
+        device: where it is trained.
+        trainer: further arguments of Lightning's trainer (devices, strategy, precision).
+        loader_workers: processes that make batches ahead.
+    """
+
+    encoder: dict[str, Any]
+    objective: dict[str, Any]
+    first: Stage | None
+    uptraining: Stage
+    finetuning: Stage
+    head: str = "ctc"
+    decoder: dict[str, Any] = field(default_factory=dict)
+    frozen_share: float = 0.0
+    checkpoint: str | None = None
+    checkpoint_every: int = 0
+    device: str = "cpu"
+    trainer: dict[str, Any] = field(default_factory=dict)
+    loader_workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.head not in ("ctc", "seq2seq"):
+            raise ValueError(f"head must be 'ctc' or 'seq2seq', got {self.head!r}")
+        if (self.first is None) == (self.checkpoint is None):
+            raise UserError("give either stages.first (a start trained here) or stages.checkpoint")
+
+    def check_files(self) -> None:
+        """Raises a UserError when the checkpoint to start from is not there."""
+        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
+            raise UserError(
+                "stages.checkpoint must be a published AV-HuBERT file (large_vox_iter5.pt), no such "
+                f"file: {self.checkpoint!r}"
+            )
+
+    def _digest(self, *keys: Any) -> str:
+        """Of everything that decides an uptrained model, the source included."""
+        decides = (self.encoder, self.objective, self.first, self.checkpoint, self.trainer)
+        text = json.dumps([*decides, *keys], sort_keys=True, default=repr)
+        digest = hashlib.sha256(text.encode())
+        for package in _SOURCES:
+            for file in sorted(files(package).iterdir(), key=lambda f: f.name):
+                if file.name.endswith(".py"):
+                    digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def _fit(self, module: Any, batch: Callable[[int], Any], stage: Stage, **settings: Any) -> None:
+        accelerator = {"accelerator": "gpu"} if self.device == "cuda" else {}
+        fit(
+            module,
+            batch,
+            steps=stage.steps,
+            clip_norm=10.0,
+            checkpoint_every=self.checkpoint_every,
+            loader_workers=self.loader_workers,
+            **(accelerator | self.trainer | settings),
+        )
+
+    def _new(
+        self, data: SpeechData, recipe: Recipe, seed: int, steps: int
+    ) -> CAV2vecForPreTraining:
+        torch.manual_seed(seed)
+        classes = 1 + max(int(labels.max()) for labels in data.labels)
+        return CAV2vecForPreTraining(
+            PretrainingConfig(
+                encoder=AVHubertConfig(**self.encoder, fusion=recipe.fusion),
+                num_classes=classes,
+                tasks=tuple(recipe.tasks) or ("mlm",),
+                ema_steps=max(steps, 1),
+                **self.objective,
+            )
+        )
+
+    def start(self, data: SpeechData, seed: int) -> CAV2vecForPreTraining:
+        """The clean start: the published checkpoint, or one trained here on clean speech."""
+        if self.checkpoint is not None:
+            classes = 1 + max(int(labels.max()) for labels in data.labels)
+            return CAV2vecForPreTraining.from_fairseq(
+                self.checkpoint, num_classes=classes, tasks=("mlm",), **self.objective
+            )
+        stage = self.first
+        assert stage is not None
+
+        def build(folder: Path) -> None:
+            model = self._new(data, Recipe(("mlm",)), seed, stage.steps)
+            batches = UptrainingBatches(
+                data.train,
+                None,
+                None,
+                model.encoder_config.image_size,
+                stage.batch_size,
+                stage.max_frames,
+                data.labels,
+                seed,
+            )
+            schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
+            self._fit(uptraining_module(model, schedule), batches, stage, seed=seed)
+            model.save_pretrained(folder)
+
+        name = f"cav2vec/start-{self._digest(repr(data), seed)}"
+        return CAV2vecForPreTraining.from_pretrained(cached_directory(name, build))
+
+    def uptrained(
+        self, data: SpeechData, recipe: Recipe, seed: int, scratch: Path | None = None
+    ) -> CAV2vecForPreTraining:
+        """The arm's model after uptraining; `losses.json` lies beside it in the cache."""
+        folder = self.uptrained_folder(data, recipe, seed, scratch)
+        return CAV2vecForPreTraining.from_pretrained(folder)
+
+    def uptrained_folder(
+        self, data: SpeechData, recipe: Recipe, seed: int, scratch: Path | None = None
+    ) -> Path:
+        """The folder of that model."""
+        stage = self.uptraining
+
+        def build(folder: Path) -> None:
+            model = self._new(data, recipe, seed, stage.steps)
+            if recipe.start:
+                before = self.start(data, seed).state_dict()
+                known = {k: v for k, v in before.items() if not k.startswith("teacher.")}
+                model.load_state_dict(known, strict=False)
+                if model.teacher is not None:
+                    model.reset_teacher()
+            history: list[dict[str, float]] = []
+            if recipe.tasks:
+                batches = UptrainingBatches(
+                    data.train,
+                    training_mixer(data),
+                    data.occluders("train")["object"],
+                    model.encoder_config.image_size,
+                    stage.batch_size,
+                    stage.max_frames,
+                    data.labels,
+                    seed,
+                )
+                schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
+                module = uptraining_module(model, schedule, history=history)
+                self._fit(module, batches, stage, seed=seed, scratch=scratch)
+            model.save_pretrained(folder)
+            (folder / "losses.json").write_text(json.dumps(history))
+
+        key = [list(recipe.tasks), recipe.start, recipe.fusion]
+        return cached_directory(
+            f"cav2vec/uptrained-{self._digest(repr(data), repr(stage), key, seed)}", build
+        )
+
+    def recognizer(
+        self, data: SpeechData, encoder: AVHubertModel, seed: int, scratch: Path | None = None
+    ) -> AVForCTC | AVForSpeechSeq2Seq:
+        """Fine-tunes on corrupted labelled speech."""
+        stage = self.finetuning
+        torch.manual_seed(seed)
+        kind = AVForCTC if self.head == "ctc" else AVForSpeechSeq2Seq
+        model = kind(
+            RecognizerConfig(len(data.tokenizer), encoder=encoder.encoder_config, **self.decoder)
+        )
+        model.load_encoder(encoder)
+        batches = LabelledBatches(
+            data.train,
+            data.tokenizer,
+            finetuning_mixer(data),
+            data.occluders("train")["object"],
+            encoder.encoder_config.image_size,
+            stage.batch_size,
+            seed=seed,
+        )
+        schedule = Schedule.finetuning(
+            steps=stage.steps,
+            learning_rate=stage.learning_rate,
+            warmup_steps=stage.warmup_steps,
+            frozen_steps=round(self.frozen_share * stage.steps),
+        )
+        self._fit(finetuning_module(model, schedule), batches, stage, seed=seed, scratch=scratch)
+        return model.to(self.device)
