@@ -64,7 +64,10 @@ class LayerParts:
 
     def mlp_state(self, front: list[Tensor]) -> Tensor:
         """u = act(gate) * up, or act(fc1)."""
-        state = self.activation(front[0])
+        if isinstance(self.activation, nn.SiLU):
+            state = nn.functional.silu(front[0], inplace=True)
+        else:
+            state = self.activation(front[0])
         return state if len(front) == 1 else state.mul_(front[1])
 
 

@@ -192,7 +192,7 @@ class AttentionBlock(Block):
         if not self.parts.grouped:
             return key, value
         group = heads // (self.parts.heads // self.parts.key_value_heads)
-        return key[:, group], value[:, group]
+        return key.index_select(1, group), value.index_select(1, group)
 
 
 class MLPBlock(Block):

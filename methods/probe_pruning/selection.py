@@ -34,10 +34,20 @@ def num_heads_to_prune(num_heads: int, ratio: float) -> int:
     return int(ratio * num_heads)
 
 
-def num_channels_to_prune(num_channels: int, ratio: float, multiple: int) -> int:
+def num_channels_to_prune(
+    num_channels: int, ratio: float, multiple: int, *, legacy: bool = False
+) -> int:
     """int(ratio * num_channels), lowered until the number kept is a multiple of `multiple`.
 
-    0 where `num_channels` is too small for that.
+    Args:
+        num_channels: F.
+        ratio: the effective ratio.
+        multiple: of kept channels.
+        legacy: where `num_channels` is too small for that, the published code slices from the end
+            by accident and keeps few channels; by default nothing is pruned there.
+
+    Raises:
+        ValueError: there is no channel, or `multiple` is not positive.
     """
     if num_channels < 1 or multiple < 1:
         raise ValueError(
@@ -47,7 +57,7 @@ def num_channels_to_prune(num_channels: int, ratio: float, multiple: int) -> int
     remainder = (num_channels - pruned) % multiple
     if remainder:
         pruned -= multiple - remainder
-    return max(pruned, 0)
+    return pruned % num_channels if legacy else max(pruned, 0)
 
 
 def keep_highest(scores: Float[Tensor, " units"], count: int) -> Int[Tensor, " count"]:
