@@ -27,8 +27,8 @@ RUNTIME_KEYS = (
     "fresh",
     "only",
     "tracker",
+    "worker",
     "cooperative",
-    "shard",
 )
 
 
@@ -53,7 +53,11 @@ class OnlyConfig:
 
 @dataclass
 class RunConfig:
-    """The keys of a run; anything else is an error. `settings` is for values that nodes share."""
+    """The keys of a run; anything else is an error. `settings` is for values that nodes share.
+
+    With `cooperative`, several runs of one configuration divide its cells; `worker` numbers them in
+    a sweep (`-m cooperative=true worker=0,1,2,3`).
+    """
 
     paper: str = "???"
     profile: str = "???"
@@ -67,6 +71,7 @@ class RunConfig:
     strict: bool = False
     fresh: bool = False
     cooperative: bool = False
+    worker: int = 0
     tracker: dict[str, Any] = field(default_factory=dict)
 
 
@@ -280,7 +285,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
         sys.exit(_guarded(COMMANDS[arguments[0]], arguments[1:]))
-    asks_hydra = {"--help", "-h", "--hydra-help", "--version", "--info"} & set(arguments)
+    asks_hydra = {a.partition("=")[0] for a in arguments} & HYDRA_QUESTIONS
     status = 0 if asks_hydra else _guarded(_check, arguments)
     if status:
         sys.exit(status)
@@ -290,7 +295,7 @@ def main() -> None:
 def _check(arguments: list[str]) -> int:
     check_arguments(arguments)
     if not {"-m", "--multirun"} & set(arguments):
-        compose_config([a for a in arguments if not a.startswith("-")])
+        compose_config([a for a in arguments if "=" in a or a.startswith("~")])
     return 0
 
 
@@ -367,6 +372,11 @@ def _report(arguments: list[str]) -> int:
     return write_index(Path(arguments[0]) if arguments else Path("outputs"))
 
 
+# Flags with which Hydra shows something and runs nothing.
+HYDRA_QUESTIONS = {
+    "--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c",
+    "--shell-completion", "-sc",
+}  # fmt: skip
 COMMANDS = {"list": _list, "record": _record, "report": _report}
 
 if __name__ == "__main__":

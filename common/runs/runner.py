@@ -78,9 +78,7 @@ def run(
 
             with progress(cells, read, workers) if progress else _Silent() as bar:
                 if workers == 1:
-                    for cell in pending:
-                        measure_cells(plan, store, [cell], threads, stamp)
-                        bar.update()
+                    measure_cells(plan, store, pending, threads, stamp, bar.update)
                 else:
                     _Pool(build, config, store, pending, workers, threads, stamp, say).run(bar)
         records = [r for c in cells if (r := store.read(c)) is not None]

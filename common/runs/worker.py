@@ -46,7 +46,12 @@ def work(
 
 
 def measure_cells(
-    plan: Plan, store: RunDirectory, cells: list[Cell], threads: int, stamp: dict[str, Any]
+    plan: Plan,
+    store: RunDirectory,
+    cells: list[Cell],
+    threads: int,
+    stamp: dict[str, Any],
+    after_cell: Callable[[], None] = lambda: None,
 ) -> None:
     """Claims and measures cells until every one is recorded or has failed.
 
@@ -70,6 +75,7 @@ def measure_cells(
                     continue
                 took_any = True
                 _measure(plan, store, cell, stamp)
+                after_cell()
         if not took_any:
             time.sleep(0.2)
 
