@@ -146,9 +146,7 @@ def parabola_optimum(positions: Sequence[float], losses: Sequence[float]) -> flo
     return (x0 + x1) / 2 - left / (2 * curvature)
 
 
-def interpolate_loss(
-    positions: Sequence[float], losses: Sequence[float], position: float
-) -> float:
+def interpolate_loss(positions: Sequence[float], losses: Sequence[float], position: float) -> float:
     """Loss at `position`, linear between the grid's points and constant beyond its ends."""
     if position <= positions[0]:
         return losses[0]

@@ -1,0 +1,286 @@
+"""What is measured: learning-rate transfer, scales at initialisation, FP8 and search cost."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+
+from ritornello.common.errors import UserError
+from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.experiments.umup.figures import figures
+from ritornello.experiments.umup.training import Arm, Corpus, Recipe, build, train, validation_loss
+from ritornello.methods.umup import DecoderLM
+from ritornello.methods.umup.fp8 import flushed_fraction
+from ritornello.methods.umup.modules import Projection
+from ritornello.methods.umup.sweep import (
+    SearchResult,
+    independent_search,
+    interpolate_loss,
+    parabola_optimum,
+    random_search,
+)
+from ritornello.methods.umup.track import ScaleTracker, coordinate_check, exponent_histogram
+
+__all__ = ["Initialisation", "LowPrecision", "Search", "Transfer", "figures"]
+
+
+@dataclass
+class _Training(Experiment):
+    recipe: Recipe
+    text: Callable[[], str]
+
+    def prepare(self) -> None:
+        if self.recipe.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("device=cuda, but there is no CUDA device: use device=cpu")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return Corpus(self.text(), self.recipe.tokens)
+
+    def final_loss(self, arm: Arm, recipe: Recipe, log2_rate: float, cell: Cell, scratch) -> float:
+        """Held-out loss after training at one rate; remembered in `scratch` for a rerun."""
+        name = json.dumps([recipe.width, recipe.layers, recipe.batch, recipe.steps, log2_rate])
+        done = scratch / "losses.json"
+        losses = json.loads(done.read_text()) if done.exists() else {}
+        if name not in losses:
+            folder = scratch / f"run{len(losses)}"
+            model = build(arm, recipe, cell.seed)
+            train(
+                model, arm, recipe, self.corpus,
+                rate=2.0**log2_rate, seed=cell.seed, scratch=folder,
+            )  # fmt: skip
+            losses[name] = validation_loss(model, self.corpus, recipe)
+            unfinished = done.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(losses))
+            unfinished.replace(done)
+            (folder / "training.pt").unlink(missing_ok=True)
+        return losses[name]
+
+
+@dataclass
+class Transfer(_Training):
+    """Loss against learning rate at several sizes; how far the optimum moves (figs. 1, 5).
+
+    Args:
+        recipe: training set-up.
+        text: gives the text.
+        axis: field of the recipe that is varied: width, layers, batch or steps.
+        values: of that field, smallest first.
+    """
+
+    axis: str = "width"
+    values: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        axes = ("width", "layers", "batch", "steps")
+        if self.axis not in axes:
+            raise UserError(f"axis must be one of {axes}, got {self.axis!r}")
+        if len(self.values) < 2:
+            raise UserError(f"values must hold at least two sizes, got {list(self.values)}")
+
+    def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        rates, curves, optima = list(arm.log2_rates), {}, {}
+        for value in self.values:
+            recipe = replace(self.recipe, **{self.axis: value})
+            losses = [self.final_loss(arm, recipe, rate, cell, context.scratch) for rate in rates]
+            for rate, loss in zip(rates, losses, strict=True):
+                if math.isfinite(loss):
+                    place = {self.axis: value, "log2_rate": rate}
+                    yield Measurement("validation_loss", loss, "nats/byte", coordinates=place)
+            curves[value] = [loss if math.isfinite(loss) else math.inf for loss in losses]
+            optima[value] = parabola_optimum(rates, losses)
+            place = {self.axis: value}
+            yield Measurement("optimum", optima[value], "log2 rate", coordinates=place)
+            yield Measurement("best_loss", min(curves[value]), "nats/byte", coordinates=place)
+        first, last = self.values[0], self.values[-1]
+        shift = optima[last] - optima[first]
+        yield Measurement("shift", shift, "octaves")
+        yield Measurement("absolute_shift", abs(shift), "octaves")
+        reused = interpolate_loss(rates, curves[last], optima[first])
+        yield Measurement("reuse_cost", reused - min(curves[last]), "nats/byte")
+
+
+@dataclass
+class Initialisation(_Training):
+    """RMS of every tensor at initialisation by width, and what E5M2 would lose (fig. 6).
+
+    Args:
+        recipe: training set-up; its batch and tokens make the batch that is looked at.
+        text: gives the text.
+        widths: widths to build.
+        large_vocabulary: classes of the model whose gradients are looked at for underflow.
+    """
+
+    widths: Sequence[int] = ()
+    large_vocabulary: int = 50_000
+
+    def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        batch = self.corpus.batch(cell.seed, 0, self.recipe.batch)
+        by_width: dict[int, dict[str, float]] = {}
+        for width in self.widths:
+            model = build(arm, replace(self.recipe, width=width), cell.seed)
+            by_width[width] = scales = _scales(model, batch)
+            for name, value in scales.items():
+                place = {"width": width, "tensor": name}
+                yield Measurement("rms", value, coordinates=place)
+            worst = max(abs(math.log2(value)) for value in scales.values())
+            yield Measurement("worst_log2_rms", worst, "octaves", coordinates={"width": width})
+            weight = scales["layers.0.feed_forward.up.weight weight"]
+            yield Measurement("log2_weight_rms", math.log2(weight), coordinates={"width": width})
+        wide = [scales for width, scales in by_width.items() if width >= 64]
+        spread = max(
+            max(scales[name] for scales in wide) / min(scales[name] for scales in wide)
+            for name in wide[0]
+        )
+        yield Measurement("width_spread", spread)
+        yield from self._first_step(arm, cell, batch)
+        yield self._lost_gradients(arm, cell)
+
+    def _first_step(self, arm: Arm, cell: Cell, batch: torch.Tensor) -> Iterator[Measurement]:
+        """Coordinate check: change of the logits after one update at the arm's rate."""
+
+        def make(width: int) -> tuple[DecoderLM, torch.optim.Optimizer]:
+            model = build(arm, replace(self.recipe, width=width), cell.seed)
+            groups = arm.parametrization.param_groups(model, 2.0**arm.log2_rate)
+            return model, torch.optim.AdamW(groups)
+
+        changes = coordinate_check(
+            make,
+            self.widths,
+            lambda model: model.loss(batch[:, :-1], batch[:, 1:]),
+            lambda model: model(batch[:, :-1]),
+        )
+        for width, change in changes.items():
+            yield Measurement("logit_change", change, coordinates={"width": width})
+            yield Measurement("log2_logit_change", math.log2(change), coordinates={"width": width})
+
+    def _lost_gradients(self, arm: Arm, cell: Cell) -> Measurement:
+        """Share of the hidden products' output gradients that a cast to E5M2 turns to zero."""
+        recipe = replace(self.recipe, width=64)
+        config = replace(recipe.model, vocab_size=self.large_vocabulary)
+        generator = torch.Generator().manual_seed(cell.seed)
+        model = DecoderLM(config, arm.parametrization, generator=generator)
+        shape = (recipe.batch, recipe.tokens + 1)
+        ids = torch.randint(self.large_vocabulary, shape, generator=generator)
+        with ScaleTracker(model, _hidden, keep=True) as tracker:
+            model.loss(ids[:, :-1], ids[:, 1:]).backward()
+        grads = [t for (_, kind), t in tracker.tensors.items() if kind == "gradient"]
+        return Measurement("lost_gradients", flushed_fraction(grads))
+
+
+@dataclass
+class LowPrecision(_Training):
+    """Training with and without simulated FP8, and the scales on the way (figs. 7, 8)."""
+
+    looks: int = 4
+
+    def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        model = build(arm, self.recipe, cell.seed)
+        steps = [round(i * (self.recipe.steps - 1) / (self.looks - 1)) for i in range(self.looks)]
+        seen: list[Measurement] = []
+
+        def watch(step: int, model: DecoderLM) -> None:
+            if step not in steps:
+                return
+            for scale in ScaleTracker(model).scales():
+                place = {"tensor": f"{scale.name} {scale.kind}", "step": step}
+                if math.isfinite(scale.rms):
+                    seen.append(Measurement("rms", scale.rms, coordinates=place))
+
+        losses = train(
+            model, arm, self.recipe, self.corpus,
+            rate=2.0**arm.log2_rate, seed=cell.seed, scratch=context.scratch, watch=watch,
+        )  # fmt: skip
+        for step in range(0, len(losses), 10):
+            context.log(step, loss=losses[step])
+        yield from seen
+        value = validation_loss(model, self.corpus, self.recipe)
+        if math.isfinite(value):
+            yield Measurement("validation_loss", value, "nats/byte")
+        histogram = _histograms(model, self.corpus.batch(cell.seed, 0, self.recipe.batch))
+        (context.artifacts / "exponents.json").write_text(json.dumps(histogram))
+
+
+@dataclass
+class Search(_Training):
+    """Best loss against the number of runs, for line searches and for joint search (fig. 2).
+
+    Args:
+        recipe: training set-up.
+        text: gives the text.
+        multipliers: candidates of each multiplier, as fields of the parametrisation, by arm's
+            parametrisation name.
+        runs: of the joint random search.
+    """
+
+    multipliers: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+    runs: int = 1
+
+    def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        kind = type(arm.parametrization).__name__
+        grids = dict((self.multipliers or {}).get(kind, {}))
+        known = {field.name for field in fields(arm.parametrization)}
+        if not grids or set(grids) - known:
+            raise UserError(f"multipliers.{kind} must name fields among {sorted(known)}")
+
+        def evaluate(values: dict[str, float]) -> float:
+            chosen = {name: value for name, value in values.items() if name != "lr"}
+            tuned = replace(arm, parametrization=replace(arm.parametrization, **chosen))
+            model = build(tuned, self.recipe, cell.seed)
+            train(model, tuned, self.recipe, self.corpus, rate=values["lr"], seed=cell.seed)
+            return validation_loss(model, self.corpus, self.recipe)
+
+        rates = [2.0**rate for rate in arm.log2_rates]
+        generator = torch.Generator().manual_seed(cell.seed)
+        found: dict[str, SearchResult] = {
+            "independent": independent_search(evaluate, rates, grids),
+            "random": random_search(
+                evaluate, {"lr": rates} | grids, self.runs, generator=generator
+            ),
+        }
+        for strategy, result in found.items():
+            for run, loss in enumerate(result.best_so_far(), start=1):
+                place = {"strategy": strategy, "run": run}
+                if math.isfinite(loss):
+                    yield Measurement("best_so_far", loss, "nats/byte", coordinates=place)
+        independent = found["independent"]
+        lines = [t.loss for t in independent.trials if t.phase == "rate" and math.isfinite(t.loss)]
+        yield Measurement("gain_over_rate_only", min(lines) - independent.best.loss, "nats/byte")
+
+
+def _hidden(name: str, module: torch.nn.Module) -> bool:
+    return isinstance(module, Projection) and not name.endswith("readout")
+
+
+def _scales(model: DecoderLM, batch: torch.Tensor) -> dict[str, float]:
+    """RMS of hidden activations, weights and weight gradients; q, k and v taken together."""
+    layers = [f"layers.{i}" for i in range(len(model.layers))]
+    with ScaleTracker(model, lambda name, m: _hidden(name, m) or name in layers) as tracker:
+        model.loss(batch[:, :-1], batch[:, 1:]).backward()
+    squares: dict[str, list[float]] = {}
+    for scale in tracker.scales():
+        if scale.kind != "gradient":
+            name = scale.name
+            for part in ("query", "key", "value"):
+                name = name.replace(f"attention.{part}", "attention.qkv")
+            squares.setdefault(f"{name} {scale.kind}", []).append(scale.rms**2)
+    return {name: math.sqrt(sum(parts) / len(parts)) for name, parts in squares.items()}
+
+
+def _histograms(model: DecoderLM, batch: torch.Tensor) -> dict[str, dict[str, float]]:
+    """Exponents of the hidden products' weights, outputs and output gradients."""
+    with ScaleTracker(model, _hidden, keep=True) as tracker:
+        model.loss(batch[:, :-1], batch[:, 1:]).backward()
+    groups: dict[str, list[torch.Tensor]] = {"weight": [], "activation": [], "gradient": []}
+    for (_, kind), tensor in tracker.tensors.items():
+        groups[kind].append(tensor.flatten())
+    for name, module in model.named_modules():
+        if _hidden(name, module):
+            groups["weight"].append(module.weight.detach().flatten())
+    return {
+        kind: {str(k): v for k, v in exponent_histogram(torch.cat(tensors)).items()}
+        for kind, tensors in groups.items()
+    }
