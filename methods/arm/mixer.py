@@ -58,6 +58,53 @@ def scan_orders(
         return torch.stack([orders[name] for name in SCANS[directions]])
 
 
+def read_in_order(
+    x: Float[Tensor, "b l d"], orders: Int[Tensor, "c k l"]
+) -> Float[Tensor, "b k l d"]:
+    """The tokens as each direction meets them; c is b, or 1 for the same orders everywhere."""
+    (batch, length, dim), directions = x.shape, orders.shape[1]
+    rows = orders + length * torch.arange(batch, device=x.device)[:, None, None]
+    read = x.reshape(-1, dim).index_select(0, rows.flatten())
+    return read.view(batch, directions, length, dim)
+
+
+def merge_orders(
+    y: Float[Tensor, "b k l d"], orders: Int[Tensor, "c k l"]
+) -> Float[Tensor, "b l d"]:
+    """Puts every direction's tokens back in their places and sums the directions."""
+    batch, directions, length, dim = y.shape
+    starts = torch.arange(batch * directions, device=y.device).view(batch, directions, 1)
+    rows = orders.argsort(-1) + length * starts
+    placed = y.reshape(-1, dim).index_select(0, rows.flatten())
+    return placed.view(batch, directions, length, dim).sum(1)
+
+
+class _Read(torch.autograd.Function):
+    """`read_in_order`; its gradient is `merge_orders`: a permutation needs no scattered sums."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, orders: Tensor) -> Tensor:
+        ctx.orders = orders
+        return read_in_order(x, orders)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return merge_orders(grad, ctx.orders), None
+
+
+class _Merge(torch.autograd.Function):
+    """`merge_orders`; its gradient is `read_in_order`."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, orders: Tensor) -> Tensor:
+        ctx.orders = orders
+        return merge_orders(y, orders)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return read_in_order(grad, ctx.orders), None
+
+
 class MambaMixer(nn.Module):
     """Mamba-1 over the scan orders: shared input and output projections, the rest per direction.
 
@@ -148,9 +195,9 @@ class MambaMixer(nn.Module):
         if orders is None:
             y = self._scan(h.mT[:, None])[:, 0].mT
         else:
-            orders = orders.expand(len(x), -1, -1)[..., None]
-            y = self._scan(torch.take_along_dim(h[:, None], orders, dim=2).mT).mT
-            y = torch.zeros_like(y).scatter(2, orders.expand_as(y), y).mean(dim=1)
+            orders = orders if orders.ndim == 3 else orders[None]
+            y = self._scan(_Read.apply(h, orders).mT)
+            y = _Merge.apply(y.mT, orders) / orders.shape[1]
         # The gate is the same token's in every direction, so it multiplies their mean once.
         return self.out_proj(y * F.silu(gate))
 
@@ -166,7 +213,7 @@ class MambaMixer(nn.Module):
         """Convolution and selective scan of every direction, without the gate."""
         batch, count, inner, length = x.shape
         weight, bias = self.conv_weight.flatten(0, 1), self.conv_bias.flatten()
-        x = causal_conv1d(x.flatten(1, 2), weight, bias.to(x.dtype), activation="silu")
+        x = causal_conv1d(x.flatten(1, 2), weight, bias, activation="silu")
         per_direction = x.view(batch, count, inner, length)
         projected = torch.einsum("bkdl,kmd->bkml", per_direction, self.x_proj)
         sizes = [self.dt_rank, self.d_state, self.d_state]

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.methods.arm.backbone import MambaMLPBlock, PatchEmbedding, tap_layers
+from ritornello.methods.arm.mixer import Directions
 from ritornello.methods.arm.patches import (
     Order,
     cluster_mask,
@@ -58,9 +59,9 @@ class CrossAttentionBlock(nn.Module):
         self,
         queries: Float[Tensor, "batch queries dim"],
         memory: Float[Tensor, "batch memory dim"],
-        mask: Bool[Tensor, "queries memory"],
+        mask: Bool[Tensor, "queries memory"] | None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """`mask` is True where a query may look."""
+        """`mask` is True where a query may look; None lets it look everywhere."""
         normed = self.memory_norm(memory)
         key, value = self.kv(normed).unflatten(-1, (2, self.heads, -1)).unbind(2)
         query = self.q(self.query_norm(queries)).unflatten(-1, (self.heads, -1))
@@ -70,7 +71,108 @@ class CrossAttentionBlock(nn.Module):
         return queries + self.fc2(F.gelu(self.fc1(self.mlp_norm(queries))))
 
 
-class ARMForPretraining(nn.Module):
+class PatchPredictor(nn.Module):
+    """Encoder, decoder and loss of pretraining, whatever is hidden and predicted.
+
+    The encoder's blocks are tapped at several depths; each decoder block reads its own projection
+    of all taps. Arguments as in `ARMForPretraining`.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        depth: int,
+        dim: int,
+        decoder_dim: int,
+        decoder_depth: int,
+        target: Target,
+        directions: Directions,
+        *,
+        channels: int,
+        d_state: int,
+        decoder_heads: int | None,
+        taps: Sequence[int] | None,
+    ):
+        super().__init__()
+        self.patch_size, self.target = patch_size, target
+        self.taps = tuple(taps) if taps is not None else tap_layers(depth)
+        heads = decoder_heads or max(1, decoder_dim // 64)
+        _check(self.taps, depth, decoder_dim, heads, target)
+        self.patch_embed = PatchEmbedding(image_size, patch_size, channels, dim)
+        grid = self.patch_embed.grid
+        self.register_buffer("pos_embed", sincos_positions(grid, dim)[None])
+        self.register_buffer("decoder_pos", sincos_positions(grid, decoder_dim)[None], False)
+        self.blocks = nn.ModuleList(
+            MambaMLPBlock(dim, d_state, directions, depth=depth) for _ in range(depth)
+        )
+        self.tap_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.taps)
+        self.encoder_to_decoder = nn.Linear(len(self.taps) * dim, decoder_depth * decoder_dim)
+        self.query_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
+        self.decoder = nn.ModuleList(
+            CrossAttentionBlock(decoder_dim, heads) for _ in range(decoder_depth)
+        )
+        self.decoder_norm = nn.LayerNorm(decoder_dim)
+        self.pixel_head = nn.Linear(decoder_dim, channels * patch_size**2)
+        nn.init.trunc_normal_(self.query_token, std=0.02)
+        for module in (self.encoder_to_decoder, self.decoder, self.pixel_head):
+            module.apply(_init_decoder)
+
+    def memory(
+        self,
+        tokens: Float[Tensor, "batch tokens dim"],
+        orders: Int[Tensor, "batch directions tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens dim blocks"]:
+        """Runs the encoder; what each decoder block may attend to.
+
+        The decoder block is the fastest axis of the projection (layout of the published weights).
+        """
+        collected = []
+        for index, block in enumerate(self.blocks, start=1):
+            tokens = block(tokens, orders=orders)
+            if index in self.taps:
+                collected.append(tokens)
+        normed = [norm(x) for norm, x in zip(self.tap_norms, collected, strict=True)]
+        projected = self.encoder_to_decoder(torch.cat(normed, dim=-1))
+        return projected.unflatten(-1, (-1, len(self.decoder)))
+
+    def decode(
+        self,
+        memory: Float[Tensor, "batch tokens dim blocks"],
+        predicted: Int[Tensor, "*batch queries"],
+        mask: Bool[Tensor, "queries tokens"] | None = None,
+    ) -> Float[Tensor, "batch queries values"]:
+        """Predicted patches at the raster indices `predicted`."""
+        queries = (self.query_token + self.decoder_pos[0, predicted]).expand(len(memory), -1, -1)
+        for index, block in enumerate(self.decoder):
+            queries = block(queries, memory[..., index], mask)
+        return self.pixel_head(self.decoder_norm(queries))
+
+    def targets(
+        self, images: Float[Tensor, "batch colours height width"]
+    ) -> Float[Tensor, "batch patches values"]:
+        """What is predicted for every patch, in raster order."""
+        patches = patchify(images, self.patch_size)
+        return normalize_patches(patches) if self.target == "pixels_norm" else patches
+
+    def output(
+        self,
+        images: Float[Tensor, "batch colours height width"],
+        pred: Float[Tensor, "batch queries values"],
+        predicted: Int[Tensor, "*batch queries"],
+    ) -> PretrainingOutput:
+        """Compares predictions with the targets at their places."""
+        places = predicted.expand(len(images), -1)[..., None]
+        targets = torch.take_along_dim(self.targets(images), places, dim=1)
+        token_loss = (pred.to(targets.dtype) - targets).square().mean(-1)
+        return PretrainingOutput(token_loss.mean(), pred, token_loss, predicted)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that weight decay leaves alone, beside biases and norms (for timm's optimisers)."""
+        return {"query_token", *stacked_vectors(self)}
+
+
+class ARMForPretraining(PatchPredictor):
     """Causal Mamba encoder and cross-attention decoder of ARM's pretraining (sec. 3.3).
 
     Args:
@@ -109,38 +211,27 @@ class ARMForPretraining(nn.Module):
         decoder_heads: int | None = None,
         taps: Sequence[int] | None = None,
     ):
-        super().__init__()
-        self.patch_size, self.cluster_size, self.order = patch_size, cluster_size, order
-        self.target = target
-        self.taps = tuple(taps) if taps is not None else tap_layers(depth)
-        heads = decoder_heads or max(1, decoder_dim // 64)
-        _check(self.taps, depth, decoder_dim, heads, target)
-        self.patch_embed = PatchEmbedding(image_size, patch_size, channels, dim)
-        grid = self.patch_embed.grid
-        order_now = cluster_order(grid, cluster_size, order)
-        self.register_buffer("pos_embed", sincos_positions(grid, dim)[None])
-        self.register_buffer("decoder_pos", sincos_positions(grid, decoder_dim)[None], False)
-        self.register_buffer("mask", cluster_mask(len(order_now) - 1, order_now.shape[1]), False)
-        self.register_buffer("fixed_order", order_now, persistent=False)
-        self.blocks = nn.ModuleList(MambaMLPBlock(dim, d_state, depth=depth) for _ in range(depth))
-        self.tap_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.taps)
-        self.encoder_to_decoder = nn.Linear(len(self.taps) * dim, decoder_depth * decoder_dim)
-        self.query_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
-        self.decoder = nn.ModuleList(
-            CrossAttentionBlock(decoder_dim, heads) for _ in range(decoder_depth)
+        sizes = image_size, patch_size, depth, dim, decoder_dim, decoder_depth
+        super().__init__(
+            *sizes,
+            target,
+            "causal",
+            channels=channels,
+            d_state=d_state,
+            decoder_heads=decoder_heads,
+            taps=taps,
         )
-        self.decoder_norm = nn.LayerNorm(decoder_dim)
-        self.pixel_head = nn.Linear(decoder_dim, channels * patch_size**2)
-        nn.init.trunc_normal_(self.query_token, std=0.02)
-        for module in (self.encoder_to_decoder, self.decoder, self.pixel_head):
-            module.apply(_init_decoder)
+        self.cluster_size, self.order = cluster_size, order
+        clusters = cluster_order(self.patch_embed.grid, cluster_size, order)
+        self.register_buffer("fixed_order", clusters, persistent=False)
+        self.register_buffer("mask", cluster_mask(len(clusters) - 1, clusters.shape[1]), False)
 
     def forward(
         self,
         images: Float[Tensor, "batch colours height width"],
         generator: torch.Generator | None = None,
     ) -> PretrainingOutput:
-        """Loss and predictions of all clusters but the first.
+        """Loss and predictions of all clusters but the first, from all but the last.
 
         Args:
             images: a batch.
@@ -150,51 +241,10 @@ class ARMForPretraining(nn.Module):
         if self.order == "random":
             grid = self.patch_embed.grid
             order = cluster_order(grid, self.cluster_size, "random", generator).to(order.device)
-        memory = self.encode(images, order)
-        predicted = order[1:].flatten()
-        pred = self.decode(memory, predicted)
-        targets = self.targets(images)[:, predicted]
-        token_loss = (pred.to(targets.dtype) - targets).square().mean(-1)
-        return PretrainingOutput(token_loss.mean(), pred, token_loss, predicted)
-
-    def encode(
-        self, images: Float[Tensor, "batch colours height width"], order: Tensor
-    ) -> Float[Tensor, "batch tokens dim blocks"]:
-        """Memory for each decoder block, from all clusters of `order` but the last.
-
-        The decoder block is the fastest axis of the projection (layout of the published weights).
-        """
         tokens = self.patch_embed(images) + self.pos_embed
-        tokens = tokens[:, order[:-1].flatten()]
-        collected = []
-        for index, block in enumerate(self.blocks, start=1):
-            tokens = block(tokens)
-            if index in self.taps:
-                collected.append(tokens)
-        normed = [norm(x) for norm, x in zip(self.tap_norms, collected, strict=True)]
-        projected = self.encoder_to_decoder(torch.cat(normed, dim=-1))
-        return projected.unflatten(-1, (-1, len(self.decoder)))
-
-    def decode(
-        self, memory: Float[Tensor, "batch tokens dim blocks"], predicted: Tensor
-    ) -> Float[Tensor, "batch tokens values"]:
-        """Predicted patches at the raster indices `predicted`."""
-        positions = self.query_token + self.decoder_pos[:, predicted]
-        queries = positions.expand(len(memory), -1, -1)
-        for index, block in enumerate(self.decoder):
-            queries = block(queries, memory[..., index], self.mask)
-        return self.pixel_head(self.decoder_norm(queries))
-
-    def targets(
-        self, images: Float[Tensor, "batch colours height width"]
-    ) -> Float[Tensor, "batch patches values"]:
-        """What is predicted for every patch, in raster order."""
-        patches = patchify(images, self.patch_size)
-        return normalize_patches(patches) if self.target == "pixels_norm" else patches
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that weight decay leaves alone, beside biases and norms (for timm's optimisers)."""
-        return {"query_token", *stacked_vectors(self)}
+        memory = self.memory(tokens[:, order[:-1].flatten()])
+        predicted = order[1:].flatten()
+        return self.output(images, self.decode(memory, predicted, self.mask), predicted)
 
 
 def stacked_vectors(model: nn.Module) -> set[str]:

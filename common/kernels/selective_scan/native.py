@@ -69,9 +69,14 @@ def _pad(x: Tensor) -> Tensor:
 
 def _call(direction: str, arrays: tuple[Tensor, ...], groups: int, block: int, states: int) -> None:
     batch, channels, length = arrays[0].shape
-    kind = "double" if arrays[0].dtype == torch.float64 else "float"
-    function = getattr(load_library(*SOURCE), f"scan_{direction}_{kind}")
-    function.restype = None
     sizes = batch, channels, groups, length, states, block, torch.get_num_threads()
+    call(f"scan_{direction}", sizes, arrays)
+
+
+def call(name: str, sizes: tuple[int, ...], arrays: tuple[Tensor, ...]) -> None:
+    """Calls `<name>_float` or `<name>_double` of scan.cpp on contiguous arrays of one dtype."""
+    kind = "double" if arrays[0].dtype == torch.float64 else "float"
+    function = getattr(load_library(*SOURCE), f"{name}_{kind}")
+    function.restype = None
     pointers = [array.data_ptr() for array in arrays]
     function((ctypes.c_int64 * len(sizes))(*sizes), (ctypes.c_void_p * len(pointers))(*pointers))

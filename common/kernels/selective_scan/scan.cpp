@@ -1,4 +1,5 @@
-// Selective scan on a CPU, forward and backward, states in registers.
+// Selective scan on a CPU, forward and backward, states in registers; and the causal convolution
+// that goes before it.
 //
 // One channel at a time: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t,  y_t = <h_t, C_t>.
 // The forward keeps the state at the start of every block of `block` steps; the backward replays a
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int LANES = 8;
 constexpr int MAX_BLOCK = 16;
+constexpr int MAX_WIDTH = 8;
 constexpr int64_t CHANNELS_PER_TASK = 32;  // fixed, so that sums do not depend on the threads
 
 typedef float Floats __attribute__((vector_size(LANES * sizeof(float))));
@@ -222,9 +224,91 @@ template <typename T> void scan(const int64_t* sizes, void* const* p, bool backw
     dispatch(s, a, backward);
 }
 
+// Causal depthwise convolution and silu. x, y (batch, channels, length); w (channels, width).
+// A channel's rows are one task's, so that dw and db are summed in a fixed order.
+template <typename T> struct Convolution {
+    typedef typename Lanes<T>::type V;
+    int64_t batch, channels, length, width, silu;
+    const T *x, *w, *bias, *dy;
+    T *y, *dx, *dw, *dbias;
+
+    // history[i] = x[i - width + 1], zero before the start and after the end; pre[t] before silu.
+    void before_silu(const T* row, int64_t d, T* history, T* pre) const {
+        std::fill(history, history + length + width + LANES, T(0));
+        std::copy(row, row + length, history + width - 1);
+        for (int64_t t = 0; t < length; t += LANES) {
+            V sum = V{} + bias[d];
+            for (int64_t k = 0; k < width; ++k) sum += w[d * width + k] * load<V>(history + t + k);
+            std::memcpy(pre + t, &sum, sizeof(sum));
+        }
+    }
+
+    void forward(int64_t d, T* history, T* pre) const {
+        for (int64_t b = 0; b < batch; ++b) {
+            const int64_t row = (b * channels + d) * length;
+            before_silu(x + row, d, history, pre);
+            for (int64_t t = 0; silu && t < length; t += LANES) {
+                V v = load<V>(pre + t);
+                v = v / (T(1) + exponential(-v));
+                std::memcpy(pre + t, &v, sizeof(v));
+            }
+            std::copy(pre, pre + length, y + row);
+        }
+    }
+
+    void backward(int64_t d, T* history, T* pre, T* grad) const {
+        V dw_sum[MAX_WIDTH] = {}, dbias_sum = {};
+        for (int64_t b = 0; b < batch; ++b) {
+            const int64_t row = (b * channels + d) * length;
+            before_silu(x + row, d, history, pre);
+            std::fill(grad, grad + length + width + 2 * LANES, T(0));
+            std::copy(dy + row, dy + row + length, grad);
+            for (int64_t t = 0; t < length; t += LANES) {
+                V g = load<V>(grad + t);
+                if (silu) {
+                    const V v = load<V>(pre + t), gate = T(1) / (T(1) + exponential(-v));
+                    g *= gate * (T(1) + v * (T(1) - gate));
+                    std::memcpy(grad + t, &g, sizeof(g));
+                }
+                dbias_sum += g;
+                for (int64_t k = 0; k < width; ++k) dw_sum[k] += g * load<V>(history + t + k);
+            }
+            for (int64_t t = 0; t < length; t += LANES) {
+                V sum = {};
+                for (int64_t k = 0; k < width; ++k)
+                    sum += w[d * width + k] * load<V>(grad + t + width - 1 - k);
+                std::memcpy(pre + t, &sum, sizeof(sum));
+            }
+            std::copy(pre, pre + length, dx + row);
+        }
+        dbias[d] = total(dbias_sum);
+        for (int64_t k = 0; k < width; ++k) dw[d * width + k] = total(dw_sum[k]);
+    }
+};
+
+template <typename T> void convolve(const int64_t* sizes, void* const* p, bool backward) {
+    T* const* q = reinterpret_cast<T* const*>(p);
+    Convolution<T> c{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], q[0], q[1], q[2]};
+    if (backward) { c.dy = q[3]; c.dx = q[4]; c.dw = q[5]; c.dbias = q[6]; }
+    else c.y = q[3];
+    const Sizes slices{1, c.channels, 1, c.length, 0, 1, sizes[5]};
+    over_channels(slices, [&](int64_t, int64_t, int64_t first, int64_t last, int64_t) {
+        const int64_t room = c.length + c.width + 2 * LANES;
+        std::vector<T> history(room), pre(room), grad(room);
+        for (int64_t d = first; d < last; ++d) {
+            if (backward) c.backward(d, history.data(), pre.data(), grad.data());
+            else c.forward(d, history.data(), pre.data());
+        }
+    });
+}
+
 }  // namespace
 
 extern "C" {
+void conv_forward_float(const int64_t* sizes, void* const* p) { convolve<float>(sizes, p, false); }
+void conv_forward_double(const int64_t* sizes, void* const* p) { convolve<double>(sizes, p, false); }
+void conv_backward_float(const int64_t* sizes, void* const* p) { convolve<float>(sizes, p, true); }
+void conv_backward_double(const int64_t* sizes, void* const* p) { convolve<double>(sizes, p, true); }
 void scan_forward_float(const int64_t* sizes, void* const* p) { scan<float>(sizes, p, false); }
 void scan_forward_double(const int64_t* sizes, void* const* p) { scan<double>(sizes, p, false); }
 void scan_backward_float(const int64_t* sizes, void* const* p) { scan<float>(sizes, p, true); }

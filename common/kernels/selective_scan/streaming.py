@@ -1,6 +1,4 @@
-"""One step of the selective scan, and the causal convolution that goes before it."""
-
-from typing import Literal
+"""One step of the selective scan."""
 
 import torch
 from jaxtyping import Float
@@ -47,40 +45,3 @@ def selective_state_update(
     if z is not None:
         y = y * F.silu(z)
     return y.to(x.dtype)
-
-
-def causal_conv1d(
-    x: Float[Tensor, "batch channels length"],
-    weight: Float[Tensor, "channels width"],
-    bias: Float[Tensor, "channels"] | None = None,
-    activation: Literal["silu"] | None = None,
-    initial_state: Float[Tensor, "batch channels width_minus_1"] | None = None,
-) -> Float[Tensor, "batch channels length"]:
-    """Depthwise convolution over the present and the last width - 1 inputs, as causal-conv1d's.
-
-    Args:
-        x: input.
-        weight: one filter a channel; the last tap meets the present input.
-        bias: one value a channel.
-        activation: "silu" or None.
-        initial_state: the width - 1 inputs before the first one; zeros if None.
-
-    Raises:
-        ValueError: shapes that do not fit or an unknown activation.
-    """
-    channels, width = weight.shape
-    if x.ndim != 3 or x.shape[1] != channels:
-        raise ValueError(f"x must be (batch, channels={channels}, length), got {tuple(x.shape)}")
-    if activation not in ("silu", None):
-        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
-    if initial_state is None:
-        padded = F.pad(x, (width - 1, 0))
-    elif initial_state.shape != (len(x), channels, width - 1):
-        raise ValueError(
-            f"initial_state must be ({len(x)}, {channels}, {width - 1}), "
-            f"got {tuple(initial_state.shape)}"
-        )
-    else:
-        padded = torch.cat([initial_state.to(x.dtype), x], dim=-1)
-    y = F.conv1d(padded, weight[:, None].to(x.dtype), bias, groups=channels)
-    return F.silu(y) if activation == "silu" else y

@@ -276,6 +276,32 @@ def test_causal_convolution_is_the_sum_of_shifted_inputs(width, generator):
         causal_conv1d(x, weight, activation="relu")
 
 
+@needs_compiler
+@pytest.mark.parametrize("activation", ["silu", None])
+@pytest.mark.parametrize("shape", [(2, 3, 11, 4), (1, 33, 8, 3), (3, 2, 1, 4), (1, 2, 25, 8)])
+def test_compiled_convolution_equals_torch(shape, activation, monkeypatch, generator):
+    batch, channels, length, width = shape
+
+    def normal(*sizes):
+        values = torch.randn(*sizes, generator=generator, dtype=torch.float64)
+        return values.requires_grad_()
+
+    inputs = [normal(batch, channels, length), normal(channels, width), normal(channels)]
+    upstream = torch.randn(batch, channels, length, generator=generator, dtype=torch.float64)
+    found = {}
+    for backend in ("compiled", "reference"):
+        monkeypatch.setenv("RITORNELLO_BACKEND", backend)
+        y = causal_conv1d(*inputs, activation)
+        found[backend] = [y, *torch.autograd.grad(y, inputs, upstream)]
+    for got, expected in zip(found["compiled"], found["reference"], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    monkeypatch.delenv("RITORNELLO_BACKEND")
+    single = causal_conv1d(*(value.float() for value in inputs), activation)
+    torch.testing.assert_close(single, found["reference"][0].float(), rtol=1e-5, atol=1e-5)
+    operator = torch.ops.ritornello.causal_conv1d.default
+    torch.library.opcheck(operator, (*inputs, activation == "silu"))
+
+
 TRITON_CHECK = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -1,0 +1,103 @@
+"""The causal depthwise convolution before the scan, in C++ on a CPU, else by torch."""
+
+import os
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from ritornello.common.kernels.dispatch import BACKEND_VARIABLE
+from ritornello.common.kernels.selective_scan import native
+
+MAX_COMPILED_WIDTH = 8
+
+
+def causal_conv1d(
+    x: Float[Tensor, "batch channels length"],
+    weight: Float[Tensor, "channels width"],
+    bias: Float[Tensor, "channels"] | None = None,
+    activation: Literal["silu"] | None = None,
+    initial_state: Float[Tensor, "batch channels width_minus_1"] | None = None,
+) -> Float[Tensor, "batch channels length"]:
+    """Depthwise convolution over the present and the last width - 1 inputs, as causal-conv1d's.
+
+    Args:
+        x: input.
+        weight: one filter a channel; the last tap meets the present input.
+        bias: one value a channel.
+        activation: "silu" or None.
+        initial_state: the width - 1 inputs before the first one; zeros if None.
+
+    Raises:
+        ValueError: shapes that do not fit or an unknown activation.
+    """
+    channels, width = weight.shape
+    if x.ndim != 3 or x.shape[1] != channels:
+        raise ValueError(f"x must be (batch, channels={channels}, length), got {tuple(x.shape)}")
+    if activation not in ("silu", None):
+        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    history = (len(x), channels, width - 1)
+    if initial_state is not None and initial_state.shape != history:
+        raise ValueError(f"initial_state must be {history}, got {tuple(initial_state.shape)}")
+    if bias is None:
+        bias = weight.new_zeros(channels)
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+    if initial_state is None and _compiled(x.device.type, x.dtype, width) and x.numel():
+        return _convolution(x, weight, bias, activation == "silu")
+    if initial_state is None:
+        padded = F.pad(x, (width - 1, 0))
+    else:
+        padded = torch.cat([initial_state.to(x.dtype), x], dim=-1)
+    y = F.conv1d(padded, weight[:, None], bias, groups=channels)
+    return F.silu(y) if activation == "silu" else y
+
+
+@torch.compiler.assume_constant_result
+def _compiled(device: str, dtype: torch.dtype, width: int) -> bool:
+    """Whether the C++ convolution runs; other backends of the scan bring torch's with them."""
+    wanted = os.environ.get(BACKEND_VARIABLE, "compiled") in ("", "compiled")
+    fits = dtype in (torch.float32, torch.float64) and width <= MAX_COMPILED_WIDTH
+    return wanted and fits and device == "cpu" and native.obstacle(1) is None
+
+
+@torch.library.custom_op("ritornello::causal_conv1d", mutates_args=())
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
+    x, y = x.contiguous(), x.new_empty(x.shape)
+    sizes = *x.shape, weight.shape[1], int(silu), torch.get_num_threads()
+    native.call("conv_forward", sizes, (x, weight.contiguous(), bias.contiguous(), y))
+    return y
+
+
+@_convolution.register_fake
+def _(x, weight, bias, silu):
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("ritornello::causal_conv1d_backward", mutates_args=())
+def _convolution_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = tuple(array.contiguous() for array in (x, weight, bias, dy))
+    outputs = tuple(array.new_empty(array.shape) for array in (x, weight, bias))
+    sizes = *x.shape, weight.shape[1], int(silu), torch.get_num_threads()
+    native.call("conv_backward", sizes, (*inputs, *outputs))
+    return outputs
+
+
+@_convolution_backward.register_fake
+def _(dy, x, weight, bias, silu):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *arrays, ctx.silu = inputs
+    ctx.save_for_backward(*arrays)
+
+
+def _backward(ctx, dy):
+    return *_convolution_backward(dy, *ctx.saved_tensors, ctx.silu), None
+
+
+_convolution.register_autograd(_backward, setup_context=_setup_context)
