@@ -37,7 +37,8 @@ _BATCH_FIELDS = tuple(field.name for field in dataclasses.fields(PairBatch))
 class SharedPromptDPOTrainer(DPOTrainer):
     """Sigmoid DPO + nll_weight * chosen NLL + replay_weight * NLL of replay rows.
 
-    Built by `train_preferences`; the reference log-probabilities are columns of the data set.
+    Built by `preference_trainer`; the reference log-probabilities, taken once from the model as it
+    is given, are columns of the data set.
 
     Args:
         settings: weights of the terms.
@@ -58,6 +59,20 @@ class SharedPromptDPOTrainer(DPOTrainer):
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset  # tokenised already, by `tokenize_pair`
+
+    def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        # trl's own version writes a cache file; these numbers are few and belong to this model.
+        columns: tuple[list[float], list[float]] = ([], [])
+        training = self.model.training
+        self.model.eval()
+        for start in range(0, len(dataset), batch_size):
+            rows = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
+            sides = self.compute_ref_log_probs(self.model, self.data_collator(rows))
+            for column, values in zip(columns, sides, strict=True):
+                column += values.tolist()
+        self.model.train(training)
+        with_chosen = dataset.add_column("ref_chosen_logps", columns[0])
+        return with_chosen.add_column("ref_rejected_logps", columns[1])
 
     def compute_ref_log_probs(
         self, model: torch.nn.Module, inputs: Mapping[str, Tensor]

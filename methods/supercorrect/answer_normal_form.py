@@ -12,7 +12,7 @@ from typing import Literal
 Compat = Literal["default", "qwen"]
 
 # The unit words of that parser (mostly from MathQA), alphabetically; a dot there is any character.
-_UNIT_WORDS = (
+_UNIT_WORDS = (  # noqa: SIM905
     "a,a .,a . m,ab,acre,am,apple,are,b .,bc,by,c,c .,cc,cm,cm 2,coin,cu . m,cu cm,cube,"
     "cubic,d,d .,day,decrease,deg,degree,dm,e .,east,excess,f .,feet,ft,g,g .,gain,gal,"
     "gallon,gm,h,h .,hectare,hour,hr,inch,inches,increase,kg,km,kmh,kmph,l,lb,less,liter,"
@@ -21,7 +21,7 @@ _UNIT_WORDS = (
     "prime,profit,profit of rs,pure,q .,ratio,rd,rise,rounds,rs,rs .,rupee,s,s .,sec,second,"
     "soldier,sq,sq . m,sq inch,sq m,square,st,Surface,t,th,tile,toy,unit,v â € ™,way,west,"
     "woman,women,yard,year,yr,° f,π r 2,∏ cm ³"
-).split(",")  # noqa: SIM905
+).split(",")
 _UNITS = [
     (words.split(".")[0], re.compile(rf"(^|\W){words}($|\W)"))
     for base in sorted(_UNIT_WORDS, key=len, reverse=True)
@@ -140,6 +140,10 @@ def _drop_short_left_side(text: str) -> str:
     return parts[1] if len(parts) == 2 and len(parts[0]) <= 2 else text
 
 
+def _drop_variable_name(text: str) -> str:
+    return re.sub(r"^\s*[A-Za-z]{1,2}\s*=(?=[^=]*$)", "", text)
+
+
 def _leading_zero(text: str) -> str:
     return f"0{text}" if text.startswith(".") else text
 
@@ -197,8 +201,6 @@ _SIGNS = _replace(
     ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("$", ""), ("\\(", ""), ("\\)", "")
 )
 _CLOSING = (
-    _leading_zero,
-    _drop_short_left_side,
     _braced_roots,
     lambda text: text.replace(" ", ""),
     brace_fractions,
@@ -218,6 +220,8 @@ _RULES: dict[Compat, tuple[Callable[[str], str], ...]] = {
         lambda text: re.sub(r"\\mbox{.*?}", "", text),
         _imaginary_unit,
         _drop_decimal_zeros_of_integers,
+        _leading_zero,
+        _drop_short_left_side,
         *_CLOSING,
     ),
     "default": (
@@ -232,6 +236,8 @@ _RULES: dict[Compat, tuple[Callable[[str], str], ...]] = {
         _drop_thousands_separators,
         lambda text: re.sub(r"\b(?<!\\)inf(inity)?\b", r"\\infty", text),
         _drop_decimal_zeros,
+        _leading_zero,
+        _drop_variable_name,
         *_CLOSING,
     ),
 }

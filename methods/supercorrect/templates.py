@@ -2,7 +2,7 @@
 
 A *solution template* asks for a hierarchical solution; a *correction template* asks where a
 solution goes wrong and lays teacher's and student's answers out as a preference pair. Both are
-protocols: the pipeline works with any wording (and the small experiment has one of single-token words).
+protocols: the pipeline works with any wording, also with one of single-token words.
 """
 
 import hashlib
