@@ -1,0 +1,1 @@
+"""Probe Pruning measured: perplexity, agreement with full-batch probing, cost, multiple choice."""
