@@ -37,8 +37,12 @@ def Parameter(  # noqa: N802 - it stands where nn.Parameter stood
     if mup_type not in get_args(MupType):
         raise ValueError(f"mup_type must be one of {list(get_args(MupType))}, got {mup_type!r}")
     parameter = nn.Parameter(data.detach(), requires_grad=requires_grad)
+    return _tag(parameter, mup_type, mup_scaling_depth)
+
+
+def _tag(parameter: nn.Parameter, mup_type: MupType, depth: int | None) -> nn.Parameter:
     parameter.mup_type = mup_type
-    parameter.mup_scaling_depth = mup_scaling_depth
+    parameter.mup_scaling_depth = depth
     # deepcopy and pickle look these up on the object, and the class's own drop the attributes.
     parameter.__deepcopy__ = MethodType(_deepcopy, parameter)
     parameter.__reduce_ex__ = MethodType(_reduce, parameter)
@@ -76,12 +80,13 @@ class MupModule(nn.Module):
         previous = self._parameters.get(name)
         if previous is not None and param is not None and is_tagged(previous):
             if not is_tagged(param):
-                param = _rebuild(param.data, *_tags(previous)[:2], param.requires_grad)
+                _tag(param, *_tags(previous)[:2])
             elif param.mup_type != previous.mup_type:
                 raise ValueError(
-                    f"{name} of {type(self).__name__} has mup_type {previous.mup_type!r} and cannot "
-                    f"be tied to a parameter of mup_type {param.mup_type!r}: the two need different "
-                    "learning rates; leave embedding and readout untied (tie_word_embeddings=False)"
+                    f"{name} of {type(self).__name__} has mup_type {previous.mup_type!r} and "
+                    f"cannot be tied to a parameter of mup_type {param.mup_type!r}: the two need "
+                    "different learning rates; leave embedding and readout untied "
+                    "(tie_word_embeddings=False)"
                 )
         super().register_parameter(name, param)
 
@@ -90,6 +95,6 @@ class MupModule(nn.Module):
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = self._parameters[name]
-            if is_tagged(old) and not is_tagged(new):
-                self._parameters[name] = _rebuild(new.data, *_tags(old)[:2], new.requires_grad)
+            if is_tagged(old) and new is not None and not is_tagged(new):
+                _tag(new, *_tags(old)[:2])
         return self
