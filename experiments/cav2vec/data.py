@@ -174,7 +174,7 @@ class LRS3Data:
         return picture_corruptions(*patches)
 
 
-def picture_corruptions(make_object, make_hand) -> dict[str, VideoCorruptor | None]:  # noqa: ANN001
+def picture_corruptions(make_object, make_hand) -> dict[str, VideoCorruptor | None]:
     """Clean, the training type, and the two types that training never shows."""
     return {
         "clean": None,

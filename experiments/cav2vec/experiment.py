@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-
 from torch import Tensor
 
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement

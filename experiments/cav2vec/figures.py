@@ -1,4 +1,4 @@
-"""Figures: a clip and its corruptions, embeddings, losses by task, viseme confusions, WER curves."""
+"""Figures: a clip and its corruptions, embeddings, losses, viseme confusions, WER curves."""
 
 import json
 from collections.abc import Iterator
@@ -143,8 +143,9 @@ def _strip(file: Path) -> Figure:
         axis.grid(False)
     figure.suptitle(f"“{data['text']}”")
     caption = (
-        "One test sentence as the student meets it: lips and sound, clean and corrupted; which frames "
-        "count as corrupted, and which are masked. Runs that begin and end in corruption are not masked."
+        "One test sentence as the student meets it: lips and sound, clean and corrupted; which "
+        "frames count as corrupted, and which are masked. Runs that begin and end in corruption "
+        "are not masked."
     )
     return Figure("clip", caption, figure)
 
@@ -182,8 +183,8 @@ def _embeddings(results: Results) -> Iterator[Figure]:
         axis.set_title(_NAMES[arm], fontsize=10)
     axes[1].legend(fontsize=6, ncols=2, title="visemes", title_fontsize=7)
     caption = (
-        "Flagged test frames on the two main axes of the clean ones: a dot is a clean frame, its line "
-        "leads to where corruption takes it."
+        "Flagged test frames on the two main axes of the clean ones: a dot is a clean frame, its "
+        "line leads to where corruption takes it."
     )
     yield Figure("embedding", caption, figure)
 

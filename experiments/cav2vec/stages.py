@@ -121,8 +121,8 @@ class Stages:
         """Raises a UserError when the checkpoint to start from is not there."""
         if self.checkpoint is not None and not Path(self.checkpoint).is_file():
             raise UserError(
-                "stages.checkpoint must be a published AV-HuBERT file (large_vox_iter5.pt), no such "
-                f"file: {self.checkpoint!r}"
+                "stages.checkpoint must be a published AV-HuBERT file (large_vox_iter5.pt), "
+                f"no such file: {self.checkpoint!r}"
             )
 
     def _digest(self, *keys: Any) -> str:

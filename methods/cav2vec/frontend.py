@@ -12,12 +12,12 @@ class GradientScale(torch.autograd.Function):
     """The identity whose gradient is multiplied by a constant; the value is not touched."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, scale: float) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor, scale: float) -> Tensor:
         ctx.scale = scale
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN001
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.scale, None
 
 

@@ -106,7 +106,8 @@ class MouthCrop:
 class LRS3Manifest:
     """Clips listed in a manifest, as AV-HuBERT's preparation writes it.
 
-    The first line is the root; every other line is ``id<TAB>video<TAB>audio<TAB>frames<TAB>samples``.
+    The first line is the root; every other line holds, between tabs, id, video, audio, frames and
+    samples.
     Beside each video, ``<video stem>.npy`` holds its lip points (frames, 20, 2) in crop pixels.
 
     Args:

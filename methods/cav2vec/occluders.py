@@ -87,7 +87,8 @@ class PatchFolder:
         found = sorted(p for p in Path(images).glob("*") if p.stem in by_stem)
         if not found:
             raise ValueError(
-                f"images and masks must hold files of the same names, got none in {images} and {masks}"
+                f"images and masks must hold files of the same names, got none in {images} "
+                f"and {masks}"
             )
         self.turn, self._pairs = turn, [(p, by_stem[p.stem]) for p in found]
 

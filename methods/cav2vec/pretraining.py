@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ritornello.methods.cav2vec.checkpoint import SavedModel, load_named, read_fairseq
+from ritornello.methods.cav2vec.checkpoint import load_named, read_fairseq
 from ritornello.methods.cav2vec.encoder import AVHubertModel
 from ritornello.methods.cav2vec.masking import (
     Masks,
@@ -126,7 +126,7 @@ class CAV2vecForPreTraining(AVHubertModel):
     def _student(self, batch: AVBatch, masks: Masks, mode: Mode) -> tuple[Tensor, Tensor]:
         """Final hidden states and mean squared features of the masked, corrupted input.
 
-        A front-end whose modality is dropped runs without gradients: only its batch statistics move.
+        A dropped front-end runs without gradients: only its batch statistics move.
         """
         zeros = len(batch.audio) == 1
         audio = mask_audio(batch.audio, masks.audio, self.mask_emb, with_zeros=zeros)
@@ -233,7 +233,8 @@ class CAV2vecForPreTraining(AVHubertModel):
             return batch
         if abs(frames - labelled) > _LABEL_TOLERANCE:
             raise ValueError(
-                f"batch.labels must have {frames} frames (within {_LABEL_TOLERANCE}), got {labelled}"
+                f"batch.labels must have {frames} frames (within {_LABEL_TOLERANCE}), "
+                f"got {labelled}"
             )
         shortest = min(frames, labelled)
         along_two = ("audio", "video", "clean_audio", "clean_video")

@@ -52,7 +52,7 @@ def fit_length(
 
 
 def as_int16_scale(waveform: Shaped[Tensor, "*batch samples"]) -> Float[Tensor, "*batch samples"]:
-    """Sample values on the int16 scale, as float32; signals in [-1, 1] are scaled with a warning."""
+    """Samples on the int16 scale, as float32; signals in [-1, 1] are scaled with a warning."""
     if not waveform.is_floating_point():
         return waveform.float()
     peak = waveform.detach().abs().max() if waveform.numel() else waveform.new_zeros(())

@@ -58,7 +58,7 @@ def lip_shape(mnemonic: str) -> tuple[float, float, float, float, float]:
 
 
 def viseme_class(mnemonic: str) -> str:
-    """The phonemes that look alike on the lips, as one name: ``"p b m"``, ``"rest"``, ``"other"``."""
+    """The phonemes that look alike, as one name: ``"p b m"``, ``"rest"``, ``"other"``."""
     if not bare_phoneme(mnemonic):
         return "rest"
     name = _longest_prefix(mnemonic)

@@ -1,4 +1,4 @@
-"""Noise to disturb speech with, made from a seed: babble, one other voice, music, natural sounds."""
+"""Noise to disturb speech with, made from a seed: babble, one voice, music, natural sounds."""
 
 from collections.abc import Sequence
 from typing import Literal
