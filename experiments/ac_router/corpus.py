@@ -1,0 +1,93 @@
+"""Texts and vocabularies of the language-model part."""
+
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ritornello.common.data.text import documentation_text
+from ritornello.common.errors import UserError
+
+UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
+
+
+class Corpus(NamedTuple):
+    """Training and test text."""
+
+    train: str
+    test: str
+
+
+class Vocabulary(NamedTuple):
+    """Numbers of the tokens; `words` is None for bytes."""
+
+    words: dict[str, int] | None
+
+    @classmethod
+    def of(cls, text: str, unit: str) -> "Vocabulary":
+        """Bytes, or the white-space separated words of `text` by falling frequency."""
+        if unit == "byte":
+            return cls(None)
+        if unit != "word":
+            raise ValueError(f"unit must be 'byte' or 'word', got {unit!r}")
+        counts = Counter(text.split())
+        counts[END_OF_LINE] = text.count("\n")
+        counts.pop(UNKNOWN, None)
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls({word: number for number, word in enumerate([UNKNOWN, *ordered])})
+
+    def __len__(self) -> int:
+        return 256 if self.words is None else len(self.words)
+
+    def encode(self, text: str) -> Int[Tensor, "tokens"]:
+        """Token numbers; unknown words become `<unk>`, ends of lines `<eos>`."""
+        if self.words is None:
+            return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
+        words = [w for line in text.split("\n") for w in (*line.split(), END_OF_LINE)]
+        return torch.tensor([self.words.get(word, 0) for word in words])
+
+
+def documentation(test_share: float = 0.1) -> Corpus:
+    """Python's own documentation, its end as test text."""
+    text = documentation_text()
+    cut = int(len(text) * (1 - test_share))
+    return Corpus(text[:cut], text[cut:])
+
+
+def wikitext103(path: str | None = None) -> Corpus:
+    """WikiText-103 with its word vocabulary (`<unk>` in the text).
+
+    Args:
+        path: folder with `wiki.train.tokens` and `wiki.test.tokens`; without it the hub set
+            `Salesforce/wikitext`, `wikitext-103-v1`.
+    """
+    from pathlib import Path
+
+    if path is not None:
+        folder = Path(path).expanduser()
+        files = [folder / f"wiki.{split}.tokens" for split in ("train", "test")]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise UserError(f"path={path} must hold {' and '.join(missing)}")
+        return Corpus(*(file.read_text(encoding="utf-8") for file in files))
+    from ritornello.common.models.hub import hub_snapshot
+
+    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset") / "wikitext-103-v1"
+    import pandas as pd
+
+    return Corpus(
+        *(
+            "".join(pd.concat(map(pd.read_parquet, sorted(folder.glob(f"{split}-*.parquet")))).text)
+            for split in ("train", "test")
+        )
+    )
+
+
+def streams(tokens: Int[Tensor, "tokens"], count: int) -> Int[Tensor, "count length"]:
+    """Cuts a text into `count` equally long texts that are read side by side."""
+    length = len(tokens) // count
+    if length < 2:
+        raise UserError(f"the text has {len(tokens)} tokens, too few for {count} streams")
+    return tokens[: count * length].view(count, length)
