@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ritornello.methods.rrs.config import check_bits
-from ritornello.methods.rrs.quantizers import (
-    Quantized,
+from ritornello.methods.rrs.clipping import (
     scale_of_range,
     search_clipping,
     weight_levels,
     weight_range,
 )
+from ritornello.methods.rrs.config import check_bits
+from ritornello.methods.rrs.quantizers import Quantized
 
 
 class Hessian:

@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from ritornello.methods.rrs.clipping import (
+    scale_of_range,
+    search_clipping,
+    weight_levels,
+    weight_range,
+)
 from ritornello.methods.rrs.config import check_bits
-
-_CLIP_STEPS = 80
-_CLIP_POWER = 2.4
-_SMALLEST_MAGNITUDE = 1e-5
 
 
 class Quantized(NamedTuple):
@@ -140,82 +142,3 @@ def quantize_weight(
     if not per_channel:
         scale, zero = scale.expand(out, 1), zero.expand(out, 1)
     return Quantized(q, scale.reshape(out, -1), zero.reshape(out, -1))
-
-
-def weight_range(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """(low, high) of each row, with 0 inside; symmetric: high is the largest magnitude."""
-    low, high = rows.amin(1, keepdim=True).clamp(max=0), rows.amax(1, keepdim=True).clamp(min=0)
-    if symmetric:
-        high = torch.maximum(-low, high).clamp(min=_SMALLEST_MAGNITUDE)
-        return -high, high
-    empty = (low == 0) & (high == 0)
-    return torch.where(empty, -1, low), torch.where(empty, 1, high)
-
-
-def scale_of_range(
-    low: Tensor, high: Tensor, bits: int, *, symmetric: bool
-) -> tuple[Tensor, Tensor]:
-    """(scale, zero) of a range."""
-    if symmetric:
-        return high / (2 ** (bits - 1) - 1), torch.zeros_like(high)
-    scale = (high - low).clamp(min=_SMALLEST_MAGNITUDE) / (2**bits - 1)
-    return scale, torch.round(-low / scale)
-
-
-def weight_levels(
-    rows: Tensor, scale: Tensor, zero: Tensor, bits: int, *, symmetric: bool
-) -> Tensor:
-    """Nearest levels, as float: -2^(bits-1).. if symmetric, else 0..2^bits-1."""
-    if symmetric:
-        return torch.round(rows / scale).clamp_(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return (torch.round(rows / scale) + zero).clamp_(0, 2**bits - 1)
-
-
-def search_clipping(
-    rows: Float[Tensor, "rows channels"],
-    low: Float[Tensor, "rows 1"],
-    high: Float[Tensor, "rows 1"],
-    bits: int,
-    *,
-    symmetric: bool,
-) -> tuple[Tensor, Tensor]:
-    """The range p * [low, high] with the smallest sum of |error|^2.4, each row for itself.
-
-    Rows go through in blocks that stay in the cache. A row leaves the search when the error of its
-    largest values alone, which only grows as p falls, exceeds its best: no later p can win.
-    """
-    best_low, best_high = low.clone(), high.clone()
-    step = max(1, (1 << 16) // rows.shape[1])
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        share = _best_share(rows[part], low[part], high[part], bits, symmetric=symmetric)
-        best_low[part] *= share
-        best_high[part] *= share
-    return best_low, best_high
-
-
-def _best_share(rows: Tensor, low: Tensor, high: Tensor, bits: int, *, symmetric: bool) -> Tensor:
-    share = torch.ones_like(high)
-    best = torch.full_like(high, torch.inf)
-    alive = torch.arange(len(rows), device=rows.device)
-    largest = rows.topk(min(16, rows.shape[1]), dim=1).values
-    smallest = rows.topk(min(16, rows.shape[1]), dim=1, largest=False).values
-    for i in range(_CLIP_STEPS):
-        p = 1 - i / 100
-        scale, zero = scale_of_range(p * low, p * high, bits, symmetric=symmetric)
-        levels = weight_levels(rows, scale, zero, bits, symmetric=symmetric)
-        error = levels.sub_(zero).mul_(scale).sub_(rows).abs_().pow_(_CLIP_POWER).sum(1, True)
-        better = error < best[alive]
-        chosen = alive[better[:, 0]]
-        best[chosen] = error[better][:, None]
-        share[chosen] = p
-        # Beyond the range, plus one step for rounding, every value is off by its excess.
-        over = (largest - p * high - scale).clamp_(min=0).pow_(_CLIP_POWER).sum(1, True)
-        under = (p * low - scale - smallest).clamp_(min=0).pow_(_CLIP_POWER).sum(1, True)
-        going_on = (over + under <= best[alive])[:, 0]
-        if i % 4 == 3 and not going_on.all():
-            alive, rows, low, high = alive[going_on], rows[going_on], low[going_on], high[going_on]
-            largest, smallest = largest[going_on], smallest[going_on]
-            if not len(alive):
-                break
-    return share

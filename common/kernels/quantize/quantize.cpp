@@ -1,6 +1,7 @@
 // Channel maxima, and smoothing + scaling + rounding of one token after another while its row is
 // in the first-level cache. Maxima are taken on bit patterns: magnitudes order like unsigned
 // integers, which vectorises, and NaN or infinity come out on top instead of being lost.
+#pragma GCC optimize("no-trapping-math", "no-signed-zeros")  // selects instead of branches
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -36,6 +37,22 @@ uint32_t row_maximum(const float* x, int64_t n) {
   for (; i < n; ++i) best = std::max(best, bits_of(x[i]));
   for (uint32_t lane : lanes) best = std::max(best, lane);
   return best;
+}
+
+void gather_and_divide(const float* __restrict x, const int32_t* __restrict order,
+                       const float* __restrict scale, float* __restrict out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[order[i]] / scale[i];
+}
+
+// Levels lie within +-2^22, so the float's own rounding gives the nearest, ties to even.
+void round_row(const float* __restrict x, float step, int levels, int8_t* __restrict q, int64_t n) {
+  const float magic = 12582912.0f, lowest = -levels - 1.0f, highest = levels;
+  for (int64_t i = 0; i < n; ++i) {
+    float level = (x[i] / step + magic) - magic;
+    level = level < lowest ? lowest : level;
+    level = level > highest ? highest : level;
+    q[i] = static_cast<int8_t>(static_cast<int32_t>(level));
+  }
 }
 
 template <class Work>
@@ -82,19 +99,12 @@ void smooth_quantize(const float* x, const int32_t* order, const float* scale, i
                      int threads) {
   in_parallel(tokens, threads, [&](int64_t first, int64_t last) {
     std::vector<float> smoothed(channels);
-    const float lowest = -levels - 1, highest = levels;
     for (int64_t t = first; t < last; ++t) {
-      const float* row = x + t * channels;
-      for (int64_t c = 0; c < channels; ++c) smoothed[c] = row[order[c]] / scale[c];
+      gather_and_divide(x + t * channels, order, scale, smoothed.data(), channels);
       float step = value_of(row_maximum(smoothed.data(), channels)) * clip / levels;
       if (step == 0.0f) step = 1.0f;
       row_scale[t] = step;
-      int8_t* out = q + t * channels;
-      for (int64_t c = 0; c < channels; ++c) {
-        const float level = std::nearbyint(smoothed[c] / step);
-        out[c] = static_cast<int8_t>(
-            static_cast<int32_t>(std::min(std::max(level, lowest), highest)));
-      }
+      round_row(smoothed.data(), step, levels, q + t * channels, channels);
     }
   });
 }
