@@ -252,6 +252,8 @@ class TransformersClient:
                 raise ValueError(f"continuations[{index}] holds an empty string")
             # where the option merges into the context's last token it is encoded by itself
             ids = whole[len(prompt_ids) :] or self._encode([blanks + option])[0]
+            if not ids:
+                raise ValueError(f"continuations[{index}] holds {option!r}, which has no tokens")
             continuations.append(ids)
         return ScoreRequest(index, prompt_ids, continuations)
 

@@ -133,6 +133,19 @@ class VLLMClient:
         )
 
 
+def load_vllm(model: str, **options: object) -> "vllm.LLM":
+    """A vLLM engine with prefix caching.
+
+    Args:
+        model: hub id or folder.
+        options: further arguments of `vllm.LLM`.
+
+    Raises:
+        UserError: vLLM is not installed.
+    """
+    return _vllm().LLM(model, enable_prefix_caching=True, **options)
+
+
 def _vllm():
     try:
         import vllm

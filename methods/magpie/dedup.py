@@ -1,4 +1,4 @@
-"""Near-duplicates by nearest neighbours of sentence embeddings (sec. 3.5).
+"""Near-duplicates by nearest neighbours of sentence embeddings.
 
 Legend: N rows, D width. Distances are squared L2, as a flat FAISS index returns them.
 """

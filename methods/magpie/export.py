@@ -1,4 +1,4 @@
-"""Rows in the formats of others: ShareGPT, trl's SFT and trl's DPO (sec. 3.8)."""
+"""Rows in the formats of others: ShareGPT, trl's SFT and trl's DPO."""
 
 from collections.abc import Mapping, Sequence
 

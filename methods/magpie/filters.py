@@ -1,4 +1,4 @@
-"""Which rows stay: the official default and the paper's table 5 (sec. 3.6)."""
+"""Which rows stay: the official default and the paper's table 5."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,25 @@ from ritornello.methods.magpie.tags import DIFFICULTIES, QUALITIES
 
 Row = Mapping[str, object]
 Rule = Callable[[Row], bool]
+
+
+def _at_least(field: str, lowest: str, order: Sequence[str]) -> Rule:
+    if lowest not in order:
+        raise ValueError(f"{field} must be one of {list(order)}, got {lowest!r}")
+    allowed = set(order[order.index(lowest) :])
+    return lambda row: row[field] in allowed
+
+
+def _above(field: str, threshold: float) -> Rule:
+    def rule(row: Row) -> bool:
+        value = row[field]
+        if value is None:
+            return False
+        if math.isnan(value) or (math.isinf(value) and field != "min_neighbor_distance"):
+            raise ValueError(f"{field} must be finite, got {value}")
+        return value > threshold
+
+    return rule
 
 
 def quality_at_least(lowest: str) -> Rule:
@@ -93,22 +112,3 @@ def longest(rows: Sequence[Row], n: int, *, seed: int = 42) -> list[Row]:
         raise ValueError(f"n must be >= 1, got {n}")
     chosen = sorted(rows, key=lambda row: -len(str(row["response"])))[:n]
     return [chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))]
-
-
-def _at_least(field: str, lowest: str, order: Sequence[str]) -> Rule:
-    if lowest not in order:
-        raise ValueError(f"{field} must be one of {list(order)}, got {lowest!r}")
-    allowed = set(order[order.index(lowest) :])
-    return lambda row: row[field] in allowed
-
-
-def _above(field: str, threshold: float) -> Rule:
-    def rule(row: Row) -> bool:
-        value = row[field]
-        if value is None:
-            return False
-        if math.isnan(value) or (math.isinf(value) and field != "min_neighbor_distance"):
-            raise ValueError(f"{field} must be finite, got {value}")
-        return value > threshold
-
-    return rule

@@ -1,4 +1,4 @@
-"""Training on what was synthesised: SFT on the answers, then DPO on the pairs (sec. 3.7)."""
+"""Training on what was synthesised: supervised fine-tuning on the answers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The two steps of Magpie: queries out of nothing, then answers (sec. 2, fig. 1)."""
+"""The two steps of Magpie: queries out of nothing, then answers (fig. 1 of the paper)."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ritornello.common.chat import ChatClient, Completion, GenerationParams, Prompt, replicates
 from ritornello.methods.magpie.templates import ChatTemplateParts
 
-# Only the instruction side of a multi-turn conversation sees this (sec. 3.7).
+# Only the instruction side of a multi-turn conversation sees this.
 MULTI_TURN_SYSTEM = (
     "The conversation below has several rounds. In every new round the user reacts to the "
     "assistant's last answer: with a follow-up question, a request to change or extend it, or a "

@@ -1,11 +1,16 @@
-"""Simple, fixed rules that say what sampled queries look like (sec. 5 and 11 of our protocol)."""
+"""Simple, fixed rules that say what sampled queries look like."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
-_REQUEST_WORDS = frozenset(
-    ["i", "i'm", "i've", "my", "can", "could", "would", "please", "what", "how", "why", "when", "where", "who", "which", "is", "are", "do", "does", "write", "create", "explain", "give", "generate", "list", "describe", "help", "suggest", "design", "develop", "tell", "provide"]
-)
+# fmt: off
+_REQUEST_WORDS = frozenset((
+    "i", "i'm", "i've", "my", "can", "could", "would", "please", "what", "how", "why", "when",
+    "where", "who", "which", "is", "are", "do", "does", "write", "create", "explain", "give",
+    "generate", "list", "describe", "help", "suggest", "design", "develop", "tell", "provide",
+))
+# fmt: on
 _RULES: Mapping[str, str] = {
     "Math": r"\b(solve|equation|integral|derivative|triangle|probability|fraction|sum of|algebra|"
     r"geometry|calculate|multipl\w+|polynomial|theorem|prime|math\w*|number|percent|area|volume)\b",
@@ -48,4 +53,4 @@ def distinct_2(texts: Sequence[str]) -> float:
 
 def _bigrams(text: str) -> list[tuple[str, str]]:
     words = re.findall(r"\w+", text.lower())
-    return list(zip(words, words[1:], strict=False))
+    return list(itertools.pairwise(words))

@@ -1,4 +1,4 @@
-"""The whole synthesis as a chain of resumable stages (sec. 2.2 of the paper).
+"""The whole synthesis as a chain of resumable stages.
 
 SAMPLED -> SANITISED -> KEPT | DROPPED -> RESPONDED -> TAGGED -> EMBEDDED -> DEDUPED -> FILTERED ->
 EXPORTED. Each row is keyed by what determines it, and each stage appends to a journal of its own,

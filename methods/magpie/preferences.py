@@ -1,4 +1,4 @@
-"""Preference pairs: of k answers the best against the worst (sec. 3.7), and rewards to rank them."""
+"""Preference pairs: of k answers the best against the worst, and rewards that rank them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from ritornello.common.chat import ChatClient, Message, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_BLANK_REWARD = -20.0  # nats per token: below every answer that says something
 Reward = Callable[[Sequence[str], Sequence[str]], list[float]]  # instructions, responses
 
 
@@ -74,11 +75,15 @@ class LikelihoodReward:
         self._unrelated = unrelated
 
     def __call__(self, instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
-        prompts = [_asked(text) for text in [*instructions, *[self._unrelated] * len(responses)]]
-        # an empty answer has no tokens to score: it is scored as a single space
-        options = [[response or " "] for response in responses] * 2
+        written = [i for i, response in enumerate(responses) if response.strip()]
+        asked = [*(instructions[i] for i in written), *[self._unrelated] * len(written)]
+        prompts = [Prompt((Message.user(text),)) for text in asked]
+        options = [[responses[i]] for i in written] * 2
         means = [s.mean[0] for s in self._llm.score_continuations(prompts, options)]
-        return [fit - base for fit, base in zip(means, means[len(responses) :], strict=False)]
+        rewards = [_BLANK_REWARD] * len(responses)
+        for i, fit, base in zip(written, means, means[len(written) :], strict=False):
+            rewards[i] = fit - base
+        return rewards
 
 
 class SequenceReward:
@@ -128,5 +133,12 @@ class SequenceReward:
         return rewards
 
 
-def _asked(text: str) -> Prompt:
-    return Prompt((Message.user(text),))
+def load_sequence_reward(name_or_path: str, *, device: str = "cuda") -> SequenceReward:
+    """A reward model from the hub or a folder, in bfloat16."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForSequenceClassification.from_pretrained(name_or_path, dtype=torch.bfloat16)
+    return SequenceReward(model.to(device), tokenizer)

@@ -1,4 +1,4 @@
-"""From what a model ran on with to one instruction (sec. 3.3 of the official text pipeline).
+"""From what a model ran on with to one instruction (official `exp/str_utils.py`).
 
 Llama-3 and Gemma-2 often continue an instruction with its own answer, a heading or a list. The
 sanitiser strips a leading label and cuts at the first sign that the answer begins. The class says

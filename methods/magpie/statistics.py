@@ -72,8 +72,8 @@ def data_card(stats: Mapping[str, object], *, model: str, pre_query: str) -> str
         pre_query,
         "```",
         "",
-        "**Terms.** Generated text inherits the terms of the model that wrote it; check its licence "
-        "before training on it or passing it on. Nothing here was checked by a person.",
+        "**Terms.** Generated text inherits the terms of the model that wrote it: check its "
+        "licence before training on it or passing it on. Nothing here was checked by a person.",
         "",
         *_table(("quantity", "value"), numbers),
     ]

@@ -1,4 +1,4 @@
-"""Labels of instructions: a judge that writes JSON, or the likelihood of each label (sec. 3.4).
+"""Labels of instructions: a judge that writes JSON, or the likelihood of each label.
 
 Small models write no JSON worth parsing, but the probabilities that they give to each allowed
 label still order instructions; `LikelihoodTagger` uses those.

@@ -1,7 +1,7 @@
 """What stands before and after a user's query, derived from any tokenizer's chat template.
 
-The pre-query template T_pre is all that the model is given in step 1 (sec. 2 of the paper,
-"instruction generation"); T_pre + query + T_post is what it answers in step 2.
+The pre-query template T_pre is all that the model is given in step 1 (the
+paper's "instruction generation"); T_pre + query + T_post is what it answers in step 2.
 """
 
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def _split(
     pieces = _render(tokenizer, turns, prompt=True).split(sentinel)
     if len(pieces) != 2:
         raise ValueError(
-            f"the chat template writes a user message {len(pieces) - 1} times, so it cannot be split"
+            f"the chat template writes a user message {len(pieces) - 1} times: it cannot be split"
         )
     return pieces[0], pieces[1]
 
@@ -149,7 +149,7 @@ def _without_default_system(tokenizer: "PreTrainedTokenizerBase", pre: str) -> s
 def _stops(
     tokenizer: "PreTrainedTokenizerBase", post: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Special ids in T_post and the configured end of text; texts for those and for T_post itself."""
+    """Special ids in T_post and the configured end of text; their texts, or T_post's own."""
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     in_post = [i for i in tokenizer(post, add_special_tokens=False)["input_ids"] if i in special]

@@ -1,0 +1,1 @@
+"""Magpie: what is measured, claimed and drawn."""

@@ -1,0 +1,311 @@
+"""Magpie: does the pre-query template draw user queries, exactly and in practice?
+
+Part `templates` compares what a real model writes after several beginnings; part `toy_world`
+compares extracted queries with a known distribution; part `pipeline` makes a small data set and
+fine-tunes on it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ritornello.common.chat import (
+    ChatClient,
+    GenerationParams,
+    Message,
+    Prompt,
+    TransformersClient,
+    VLLMClient,
+    replicates,
+)
+from ritornello.common.reporting import Figure, Results
+from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.common.training.language_model_sft import SFTSettings
+from ritornello.experiments.magpie import toy_world as toy
+from ritornello.experiments.magpie.figures import draw
+from ritornello.experiments.magpie.sources import SelfInstructArm, TemplateArm
+from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
+from ritornello.methods.magpie.export import to_trl_sft
+from ritornello.methods.magpie.finetune import finetune_on_rows
+from ritornello.methods.magpie.generator import MagpieGenerator
+from ritornello.methods.magpie.metrics import distinct_2, is_mathematical, is_request
+from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
+from ritornello.methods.magpie.preferences import LikelihoodReward, Reward
+from ritornello.methods.magpie.templates import ChatTemplateParts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class LanguageModelStudy(Experiment):
+    """What the parts on a real model share.
+
+    Args:
+        model, tokenizer, encoder: loaders.
+        engine: "transformers" batches in this process; "vllm" takes the model's name to vLLM.
+    """
+
+    model: Callable[[], "PreTrainedModel"]
+    tokenizer: Callable[[], "PreTrainedTokenizerBase"]
+    encoder: Callable[[], object]
+    engine: Literal["transformers", "vllm"] = "transformers"
+
+    @cached_property
+    def loaded_tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self.tokenizer()
+
+    @cached_property
+    def loaded_encoder(self):
+        return self.encoder()
+
+    @cached_property
+    def llm(self) -> ChatClient:
+        if self.engine == "vllm":
+            engine = self.model()
+            return VLLMClient(engine, model_id=engine.llm_engine.model_config.model)
+        return TransformersClient(self.model(), self.loaded_tokenizer)
+
+
+@dataclass
+class TemplateStudy(LanguageModelStudy):
+    """Part A: queries per beginning, at an equal budget.
+
+    Args:
+        samples: queries per arm and seed.
+        max_new_tokens: budget of a query.
+    """
+
+    samples: int = 16
+    max_new_tokens: int = 40
+
+    def measure(
+        self, arm: TemplateArm | SelfInstructArm, cell: Cell, context: CellContext
+    ) -> Iterator[Measurement]:
+        source = arm.source(
+            self.llm, self.loaded_tokenizer, max_new_tokens=self.max_new_tokens, seed=cell.seed
+        )
+        drawn = source.instructions(self.samples)
+        texts = [query.text for query in drawn]
+        _write_texts(context.artifacts / "queries.jsonl", texts)
+        stops = [float(query.natural_stop) for query in drawn]
+        yield Measurement("natural_stop", _mean(stops), samples=stops)
+        # (k + 1) / (n + 2): a ratio of rates needs rates that are not zero
+        yield Measurement("smoothed_stop_rate", (sum(stops) + 1) / (len(stops) + 2))
+        requests = [float(is_request(text)) for text in texts]
+        yield Measurement("request", _mean(requests), samples=requests)
+        mathematical = [float(is_mathematical(text)) for text in texts]
+        yield Measurement("mathematical", _mean(mathematical), samples=mathematical)
+        yield Measurement("distinct_2", distinct_2(texts))
+        embeddings = self.loaded_encoder.encode(texts)
+        found = NearestNeighborDeduplicator().fit(embeddings)
+        distances = found.min_neighbor_distance.tolist()
+        yield Measurement("min_neighbor_distance", _mean(distances), samples=distances)
+        np.save(context.artifacts / "embeddings.npy", np.asarray(embeddings))
+        lengths = [float(len(query.token_ids or ())) for query in drawn]
+        yield Measurement("query_tokens", _mean(lengths), unit="tokens", samples=lengths)
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """One arm of the toy world.
+
+    Args:
+        loss_on: what the model was trained on: "all" tokens or the "assistant" turn alone.
+        prompt: "template" (Magpie) or "few_shot" (a numbered list of three known queries).
+        temperature: of the extraction.
+        top_p: of the extraction.
+    """
+
+    loss_on: Literal["all", "assistant"] = "all"
+    prompt: Literal["template", "few_shot"] = "template"
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass
+class ToyWorldStudy(Experiment):
+    """Part B: extracted against true query distribution.
+
+    Args:
+        queries: size of the world.
+        steps: training steps of the model.
+        samples: extracted queries.
+    """
+
+    queries: int = 40
+    steps: int = 600
+    samples: int = 2000
+    _models: dict = field(default_factory=dict, repr=False)
+
+    def measure(self, arm: Extraction, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        world = toy.make_world(self.queries, seed=cell.seed)
+        texts = self._extract(arm, world, cell.seed)
+        counts, others = toy.query_counts(world, texts)
+        reach = toy.decoded_distribution(world, temperature=arm.temperature, top_p=arm.top_p)
+        yield Measurement(
+            "total_variation", toy.total_variation(counts, others, world.probabilities)
+        )
+        yield Measurement("distance_to_expected", toy.total_variation(counts, others, reach))
+        yield Measurement("coverage", float((counts > 0).mean()))
+        yield Measurement("expected_coverage", float((1 - (1 - reach) ** self.samples).mean()))
+        yield Measurement("outside", others / len(texts))
+        np.savez(
+            context.artifacts / "counts.npz", counts=counts, truth=world.probabilities, reach=reach
+        )
+
+    def _extract(self, arm: Extraction, world: toy.ToyWorld, seed: int) -> list[str]:
+        client, parts = self._client(arm.loss_on, world, seed)
+        if arm.prompt == "template":
+            generator = MagpieGenerator(
+                client,
+                parts,
+                temperature=arm.temperature,
+                top_p=arm.top_p,
+                max_new_tokens=12,
+                stop_at_newline=False,
+                stop_words=(),
+                seed=seed,
+            )
+            return [query.text for query in generator.instructions(self.samples)]
+        rng = np.random.default_rng([seed, 2])
+        prompts = [
+            replicates(toy.few_shot_prompt(world, rng), 1, first=index)[0]
+            for index in range(self.samples)
+        ]
+        params = GenerationParams(
+            max_tokens=12,
+            temperature=arm.temperature,
+            top_p=arm.top_p,
+            stop_token_ids=parts.stop_ids,
+            seed=seed,
+        )
+        return [answer.text.strip() for answer in client.generate(prompts, params)]
+
+    def _client(
+        self, loss_on: str, world: toy.ToyWorld, seed: int
+    ) -> tuple[TransformersClient, ChatTemplateParts]:
+        """The trained model of a seed, shared by the arms that this worker measures."""
+        if (loss_on, seed) not in self._models:
+            tokenizer = toy.toy_tokenizer(world)
+            model = toy.train_toy_model(
+                world, tokenizer, loss_on=loss_on, steps=self.steps, seed=seed
+            )
+            client = TransformersClient(model, tokenizer, max_batch_rows=500)
+            parts = ChatTemplateParts.from_tokenizer(tokenizer)
+            self._models[loss_on, seed] = (client, parts)
+        return self._models[loss_on, seed]
+
+
+@dataclass
+class PipelineStudy(LanguageModelStudy):
+    """Part C: queries, answers, tags, de-duplication, filter, pairs, then fine-tuning.
+
+    Args:
+        sft_steps: optimiser steps of the fine-tuning; 0 leaves it out.
+        sft_rank: rank of the LoRA adapters; 0 trains all weights.
+        sft_rate: peak learning rate.
+        sft_batch: rows per step.
+        sft_micro_batch: rows per forward pass.
+        sft_max_length: most tokens of a training row.
+        held_out: share of the final rows that measure the fine-tuning instead of training it.
+        student: loader of the model to fine-tune; None takes the one that wrote the data.
+        reward: loader of the reward model; None takes the likelihood stand-in.
+    """
+
+    sft_steps: int = 4
+    sft_rank: int = 8
+    sft_rate: float = 2e-4
+    sft_batch: int = 4
+    sft_micro_batch: int = 4
+    sft_max_length: int = 512
+    held_out: float = 0.25
+    student: "Callable[[], PreTrainedModel] | None" = None
+    reward: Callable[[], Reward] | None = None
+
+    @cached_property
+    def fine_tuned(self) -> "PreTrainedModel":
+        """The model to fine-tune."""
+        return self.llm.model if self.student is None else self.student()
+
+    def measure(self, arm: MagpieConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        out = context.artifacts / "data"
+        pipeline = MagpiePipeline(
+            arm,
+            llm=self.llm,
+            tokenizer=self.loaded_tokenizer,
+            encoder=self.loaded_encoder,
+            reward=LikelihoodReward(self.llm) if self.reward is None else self.reward(),
+        )
+        stats = pipeline.run(out)
+        kept = max(1, stats["kept"])
+        yield Measurement("kept_share", stats["kept"] / stats["sampled"])
+        yield Measurement("request_share", stats["requests"] / kept)
+        yield Measurement("repeat_share", stats["repeats"] / kept)
+        yield Measurement("filtered_share", stats["final"] / kept)
+        yield Measurement("preference_pairs", stats["preference_pairs"])
+        if "agreement_with_rule_tags" in stats:
+            yield Measurement("agreement_with_rule_tags", stats["agreement_with_rule_tags"])
+        rows = [json.loads(line) for line in (out / "final.jsonl").open(encoding="utf-8")]
+        rows = [row for row in rows if row["response"].strip()]
+        if self.sft_steps and len(rows) >= 4:
+            yield from self._fine_tune(rows, cell.seed, context)
+
+    def _fine_tune(
+        self, rows: list[dict], seed: int, context: CellContext
+    ) -> Iterator[Measurement]:
+        """Trains on most rows and scores the answers of all, before and after."""
+        split = max(1, round(len(rows) * self.held_out))
+        before = self._answer_losses(rows)
+        settings = SFTSettings(
+            learning_rate=self.sft_rate,
+            max_steps=self.sft_steps,
+            batch_size=self.sft_batch,
+            micro_batch_size=self.sft_micro_batch,
+            max_length=self.sft_max_length,
+            lora_rank=self.sft_rank,
+            seed=seed,
+        )
+        tuned = finetune_on_rows(
+            self.fine_tuned,
+            self.loaded_tokenizer,
+            rows[split:],
+            settings,
+            output_dir=context.scratch / "sft",
+        )
+        after = self._answer_losses(rows)
+        if self.sft_rank:
+            tuned.unload()  # the shared model is as it was
+        for name, part in (("held_out", slice(0, split)), ("trained", slice(split, None))):
+            change = [b - a for a, b in zip(before[part], after[part], strict=True)]
+            yield Measurement(f"{name}_loss_change", _mean(change), unit="nats", samples=change)
+
+    def _answer_losses(self, rows: Sequence[dict]) -> list[float]:
+        """Mean token loss of each row's last answer."""
+        client = TransformersClient(self.fine_tuned, self.loaded_tokenizer, pack_weights=False)
+        asked = to_trl_sft(rows)
+        prompts = [
+            Prompt(tuple(Message(turn["role"], turn["content"]) for turn in row["prompt"]))
+            for row in asked
+        ]
+        answers = [[row["completion"][0]["content"]] for row in asked]
+        return [-score.mean[0] for score in client.score_continuations(prompts, answers)]
+
+
+def figures(results: Results) -> Iterator[Figure]:
+    """All figures, from the table and what the cells left behind."""
+    yield from draw(results)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _write_texts(path: Path, texts: Sequence[str]) -> None:
+    lines = [json.dumps({"instruction": text}, ensure_ascii=False) + "\n" for text in texts]
+    path.write_text("".join(lines), encoding="utf-8")
