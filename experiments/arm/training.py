@@ -69,7 +69,7 @@ class TuningRecipe(Recipe):
 
 @contextmanager
 def _seeded(*numbers: int) -> Iterator[None]:
-    """Within it, torch, numpy and random draw from `numbers` alone; their states come back after."""
+    """Within it, torch, numpy and random draw from `numbers` alone; their states are put back."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])

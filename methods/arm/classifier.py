@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ritornello.methods.arm.backbone import MambaMLPBlock, PatchEmbedding, drop_path_rates
-from ritornello.methods.arm.mixer import Directions
+from ritornello.methods.arm.mixer import Directions, scan_orders
 from ritornello.methods.arm.pretraining import stacked_vectors
 
 Pool = Literal["mean", "cls"]
@@ -55,6 +55,8 @@ class ARMForImageClassification(nn.Module):
         if patches < 2:
             raise ValueError(f"image_size={image_size} leaves one patch of {patch_size}; 2 needed")
         self.cls_index, self.pool = patches // 2, pool
+        orders = scan_orders(directions, self.patch_embed.grid, self.cls_index)
+        self.register_buffer("orders", orders[None], persistent=False)
         self.num_classes, self.num_features = num_classes, dim
         self.grad_checkpointing = False
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
@@ -79,9 +81,9 @@ class ARMForImageClassification(nn.Module):
         x = x + self.pos_embed
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
-                x = checkpoint(block, x, self.patch_embed.grid, use_reentrant=False)
+                x = checkpoint(block, x, orders=self.orders, use_reentrant=False)
             else:
-                x = block(x, self.patch_embed.grid)
+                x = block(x, orders=self.orders)
         return self.norm(x)
 
     def forward_head(

@@ -3,7 +3,6 @@
 Shapes: b batch, l tokens, d inner channels, k scan directions, n states, r rank of the step size.
 """
 
-import functools
 import math
 from typing import Literal
 
@@ -22,7 +21,6 @@ SCANS = {
 }
 
 
-@functools.lru_cache(maxsize=64)
 def scan_orders(
     directions: Directions,
     grid: tuple[int, int],
@@ -40,22 +38,21 @@ def scan_orders(
         cls_index: where the class token stands among the H W + 1 tokens; None without one.
         device: where the result lies.
     """
-    with torch.inference_mode(False):  # cached: must be usable by autograd later
-        raster = torch.arange(grid[0] * grid[1], device=device)
-        column = raster.view(grid).T.flatten()
-        if cls_index is not None:
-            cls = torch.tensor([cls_index], device=device)
-            shifted = (order + (order >= cls_index) for order in (raster, column))
-            raster, column = (
-                torch.cat([order[:cls_index], cls, order[cls_index:]]) for order in shifted
-            )
-        orders = {
-            "row": raster,
-            "row_reverse": raster.flip(0),
-            "column": column,
-            "column_reverse": column.flip(0),
-        }
-        return torch.stack([orders[name] for name in SCANS[directions]])
+    raster = torch.arange(grid[0] * grid[1], device=device)
+    column = raster.view(grid).T.flatten()
+    if cls_index is not None:
+        cls = torch.tensor([cls_index], device=device)
+        shifted = (order + (order >= cls_index) for order in (raster, column))
+        raster, column = (
+            torch.cat([order[:cls_index], cls, order[cls_index:]]) for order in shifted
+        )
+    orders = {
+        "row": raster,
+        "row_reverse": raster.flip(0),
+        "column": column,
+        "column_reverse": column.flip(0),
+    }
+    return torch.stack([orders[name] for name in SCANS[directions]])
 
 
 def read_in_order(
@@ -188,7 +185,9 @@ class MambaMixer(nn.Module):
         Raises:
             ValueError: the grid does not have as many patches as there are tokens.
         """
-        if orders is None and len(self.A_log) > 1:
+        if len(self.A_log) == 1:
+            orders = None  # the tokens' own order
+        elif orders is None:
             orders = self._grid_orders(x, grid)
         h = self.in_proj(x)
         h, gate = h.chunk(2, dim=-1)
