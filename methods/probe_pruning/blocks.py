@@ -97,7 +97,7 @@ class Block:
         squares = mean_squares(states, present, center=config.score == "flap")
         if config.reads_history:
             self.history = self.history.to(squares.device)
-            past = self.history.statistic(config.score)[tokens]
+            past = self.history.statistic(config.score).index_select(0, tokens)
             squares = fuse_states(squares, past, config.fusion, self.fixed_weight)
         return squares.sum(0)
 
