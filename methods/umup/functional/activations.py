@@ -76,7 +76,14 @@ class _SiluGlu(torch.autograd.Function):
         grad = grad * ctx.scale
         grad_x = F.silu(hot) * grad
         grad_x = grad_x if ctx.mult == 1 else grad_x / ctx.mult
-        return grad_x, torch.ops.aten.silu_backward(grad * x, hot), None, None
+        return grad_x, _silu_backward(grad * x, hot), None, None
+
+
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, x)
+    gate = x.sigmoid()  # the kernel has no derivative of its own
+    return grad * gate * (1 + x * (1 - gate))
 
 
 def silu_glu(
