@@ -36,7 +36,16 @@ def test_own_metric_equals_its_definition():
 
 
 def test_weights_recover_what_the_nearest_centre_misses(generator):
-    mixture = feature_mixture(points=2000, generator=generator, **MIXTURE)
+    """The mixture of the small profile."""
+    mixture = feature_mixture(
+        points=2000,
+        clusters=8,
+        features=16,
+        tight_features=4,
+        tight_spread=0.25,
+        loose_spread=2.0,
+        generator=generator,
+    )
 
     def accuracy(rule):
         last = identify(mixture.points, mixture.centroids, rule)[-1]
