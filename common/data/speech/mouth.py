@@ -8,6 +8,9 @@ from jaxtyping import Float, UInt8
 FRAMES_PER_SECOND = 25
 _TRACK_RATE = 200
 _COARTICULATION_SECONDS = 0.030
+# The synthesiser's phoneme events come about 30 ms after the sound changes (where opening and
+# loudness correlate best); lips do not lag behind the voice.
+_EVENT_DELAY_SECONDS = 0.030
 _UNITS = 96  # coordinates of the drawing; scaled to the picture's size
 _CAVITY, _TEETH, _TONGUE = 35.0, 225.0, 120.0
 OPENING, WIDTH, ROUNDING, TEETH, TONGUE = range(5)
@@ -84,6 +87,7 @@ def lip_track(phonemes: list[tuple[str, float]], num_frames: int) -> Float[np.nd
     """
     from scipy.ndimage import gaussian_filter1d
 
+    phonemes = [(name, start - _EVENT_DELAY_SECONDS) for name, start in phonemes]
     duration = num_frames / FRAMES_PER_SECOND
     times = np.arange(int(np.ceil(duration * _TRACK_RATE)) + 1) / _TRACK_RATE
     spoken = frame_index(phonemes, times)

@@ -1,6 +1,8 @@
 """Speech by espeak-ng with the time of every phoneme."""
 
+import _ctypes
 import ctypes
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,10 +11,11 @@ from jaxtyping import Int16
 
 from ritornello.common.optional import require
 
-_RETRIEVAL, _PHONEME_EVENTS, _DONT_EXIT = 1, 0x1, 0x8000
+_SYNCHRONOUS, _PHONEME_EVENTS, _DONT_EXIT = 2, 0x1, 0x8000
 _UTF8, _POSITION_CHARACTER = 1, 1
 _RATE_PARAMETER, _PITCH_PARAMETER = 1, 3
 _EVENT_END, _EVENT_PHONEME = 0, 7
+_LIBRARY_SEED = 1
 VOICES = ("en", "en+f1", "en+f2", "en+f3", "en+f4", "en+m1", "en+m2", "en+m3", "en+m4", "en+m5")
 
 
@@ -47,21 +50,39 @@ class Utterance:
 
 
 class EspeakSynthesizer:
-    """One process-wide espeak-ng; get it from `synthesizer`."""
+    """espeak-ng as a pure function: what is said depends on the arguments alone.
+
+    The library keeps oscillators and random numbers from one sentence to the next, so it is loaded
+    afresh for each (about a millisecond). Get the process's one from `synthesizer`.
+    """
 
     def __init__(self) -> None:
         loader = require("espeakng_loader", extra="assets")
-        self._library = ctypes.CDLL(loader.get_library_path())
-        self._rate = self._library.espeak_Initialize(
-            _RETRIEVAL, 0, loader.get_data_path().encode(), _PHONEME_EVENTS | _DONT_EXIT
+        self._path, self._data = loader.get_library_path(), loader.get_data_path().encode()
+        self._callback = _Callback(self._receive)  # kept: the library holds only a pointer
+        self._chunks: list[np.ndarray] = []
+        self._events: list[tuple[str, int]] = []
+        self._library: ctypes.CDLL | None = None
+        self._rate = 0
+        self._load()
+
+    def _load(self) -> ctypes.CDLL:
+        if self._library is not None:
+            self._library.espeak_Terminate()
+            close = _ctypes.FreeLibrary if os.name == "nt" else _ctypes.dlclose
+            close(self._library._handle)
+        library = ctypes.CDLL(self._path)
+        self._library = library
+        library.espeak_Info.restype = ctypes.c_char_p
+        library.espeak_ng_SetRandSeed.argtypes = [ctypes.c_long]
+        self._rate = library.espeak_Initialize(
+            _SYNCHRONOUS, 0, self._data, _PHONEME_EVENTS | _DONT_EXIT
         )
         if self._rate <= 0:
             raise RuntimeError(f"espeak-ng could not start (code {self._rate})")
-        self._library.espeak_Info.restype = ctypes.c_char_p
-        self._callback = _Callback(self._receive)  # kept: the library holds only a pointer
-        self._library.espeak_SetSynthCallback(self._callback)
-        self._chunks: list[np.ndarray] = []
-        self._events: list[tuple[str, int]] = []
+        library.espeak_ng_SetRandSeed(_LIBRARY_SEED)
+        library.espeak_SetSynthCallback(self._callback)
+        return library
 
     @property
     def version(self) -> str:
@@ -94,16 +115,14 @@ class EspeakSynthesizer:
 
         if not text.strip():
             raise ValueError(f"text must hold something to say, got {text!r}")
-        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
+        library = self._load()
+        if library.espeak_SetVoiceByName(voice.encode()) != 0:
             raise ValueError(f"voice {voice!r} is not known to espeak-ng; try one of {VOICES}")
-        self._library.espeak_SetParameter(_RATE_PARAMETER, words_per_minute, 0)
-        self._library.espeak_SetParameter(_PITCH_PARAMETER, pitch, 0)
+        library.espeak_SetParameter(_RATE_PARAMETER, words_per_minute, 0)
+        library.espeak_SetParameter(_PITCH_PARAMETER, pitch, 0)
         self._chunks, self._events = [], []
         encoded = text.encode() + b"\0"
-        self._library.espeak_Synth(
-            encoded, len(encoded), 0, _POSITION_CHARACTER, 0, _UTF8, None, None
-        )
-        self._library.espeak_Synchronize()
+        library.espeak_Synth(encoded, len(encoded), 0, _POSITION_CHARACTER, 0, _UTF8, None, None)
         raw = np.concatenate(self._chunks).astype(np.float64)
         resampled = resample_poly(raw, 320, 441)
         waveform = np.clip(np.round(resampled), -32_768, 32_767).astype(np.int16)
