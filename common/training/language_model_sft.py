@@ -30,6 +30,8 @@ class SFTSettings:
         lora_rank: rank of LoRA adapters on all linear layers; 0 trains all weights.
         seed: order of the rows.
         save_steps: a checkpoint every that many steps; 0 writes none.
+        gradient_checkpointing: recompute activations in the backward pass, for large models.
+        bf16: bfloat16 autocast.
     """
 
     learning_rate: float = 2e-5
@@ -42,6 +44,8 @@ class SFTSettings:
     lora_rank: int = 0
     seed: int = 0
     save_steps: int = 0
+    gradient_checkpointing: bool = False
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         micro = self.batch_size if self.micro_batch_size is None else self.micro_batch_size
@@ -67,7 +71,7 @@ def tokenize_completion(
     *,
     max_length: int,
 ) -> dict[str, list[int]]:
-    """`input_ids` of prompt + completion + end of sequence, and `completion_mask`.
+    """`input_ids` of prompt + completion + end of sequence, and `labels` on the completion alone.
 
     Raises:
         ValueError: an empty prompt or completion, or more than `max_length` tokens.
@@ -85,7 +89,7 @@ def tokenize_completion(
         )
     return {
         "input_ids": [*prompt_ids, *completion_ids],
-        "completion_mask": [0] * len(prompt_ids) + [1] * len(completion_ids),
+        "labels": [-100] * len(prompt_ids) + completion_ids,
     }
 
 
@@ -136,7 +140,6 @@ def sft_trainer(
         gradient_accumulation_steps=settings.batch_size // micro,
         lr_scheduler_type="cosine",
         warmup_steps=settings.warmup_ratio,
-        completion_only_loss=True,
         max_length=None,  # lengths are checked when the rows are tokenised
         seed=settings.seed,
         data_seed=settings.seed,
@@ -145,8 +148,8 @@ def sft_trainer(
         logging_steps=10,
         report_to="none",
         disable_tqdm=True,
-        gradient_checkpointing=False,
-        bf16=False,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        bf16=settings.bf16,
         use_cpu=cpu,
         dataloader_pin_memory=not cpu,
     )

@@ -42,6 +42,8 @@ class PreferenceSettings:
         lora_rank: rank of LoRA adapters on all linear layers; 0 trains all weights.
         seed: order of pairs and replay rows.
         save_steps: a checkpoint every that many steps; 0 writes none.
+        gradient_checkpointing: recompute activations in the backward pass, for large models.
+        bf16: bfloat16 autocast.
     """
 
     beta: float = 0.1
@@ -59,6 +61,8 @@ class PreferenceSettings:
     lora_rank: int = 0
     seed: int = 0
     save_steps: int = 0
+    gradient_checkpointing: bool = False
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         if not self.beta > 0:

@@ -21,6 +21,12 @@ from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
 from ritornello.experiments.supercorrect import student as tiny
+from ritornello.experiments.supercorrect.attempts import (
+    GREEDY,
+    plain_case,
+    right_solutions,
+    second_attempts,
+)
 from ritornello.experiments.supercorrect.figures import draw
 from ritornello.experiments.supercorrect.world import (
     ModularSolver,
@@ -31,21 +37,19 @@ from ritornello.experiments.supercorrect.world import (
     WordCorrectionTemplate,
     WordSolutionTemplate,
     correction_prompt,
-    read_problem,
     split_problems,
 )
 from ritornello.methods.supercorrect.baselines import instance_dpo_pairs, teacher_sft_rows
 from ritornello.methods.supercorrect.building import build_correction_pairs, collect_errors
 from ritornello.methods.supercorrect.evaluation import judge_corrections, repeated_accuracy
 from ritornello.methods.supercorrect.records import ErrorCase, MathProblem
-from ritornello.methods.supercorrect.solving import Solution, read_solution, solve
+from ritornello.methods.supercorrect.solving import solve
 from ritornello.methods.supercorrect.teachers import OracleTeacher
 from ritornello.methods.supercorrect.training import SuperCorrectTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GREEDY = GenerationParams(max_tokens=40)
 SecondStage = Literal["none", "reflexion", "instance_dpo", "teacher_sft", "cross_dpo"]
 
 
@@ -62,6 +66,8 @@ class Recipe:
         beta: of both DPO arms.
         nll_weight: of the chosen completion's likelihood in both DPO arms.
         replay_weight: of the replay rows in both DPO arms; imitation mixes them in evenly.
+        accepted: whose right solutions the replay answers by <OK>: exact ones of seen problems, or
+            the student's own of the problems on which its errors are collected.
     """
 
     style: Style
@@ -72,6 +78,7 @@ class Recipe:
     beta: float = 0.1
     nll_weight: float = 0.2
     replay_weight: float = 1.0
+    accepted: Literal["seen", "own"] = "seen"
 
     def preference_settings(self, seed: int) -> PreferenceSettings:
         return PreferenceSettings(
@@ -229,7 +236,10 @@ class ModularStudy(Experiment):
             pairs = instance_dpo_pairs(cases, template)
         if not pairs:
             return []
-        replay = self._replay(setting, arm.style, seed)
+        accepted = (
+            right_solutions(client, problems, cases, template) if arm.accepted == "own" else []
+        )
+        replay = self._replay(setting, arm.style, seed, accepted)
         model.train()
         with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
             trainer = SuperCorrectTrainer(
@@ -263,7 +273,13 @@ class ModularStudy(Experiment):
         )
         return texts, settings
 
-    def _replay(self, setting: Setting, style: Style, seed: int) -> list[dict[str, str]]:
+    def _replay(
+        self,
+        setting: Setting,
+        style: Style,
+        seed: int,
+        accepted: Sequence[tuple[str, Sequence[str]]],
+    ) -> list[dict[str, str]]:
         """Stage-1 material: 60 % solving, 40 % right solutions answered by <OK>."""
         rng = np.random.default_rng([seed, 4])
         solving = StageOneData(setting.world, style, correction_share=0.0)
@@ -272,10 +288,10 @@ class ModularStudy(Experiment):
             if rng.random() < 0.6:
                 prompt, completion = solving.row(problem, rng)
             else:
-                prompt, completion = (
-                    correction_prompt(problem.text, problem.solution(style)),
-                    "<OK>",
-                )
+                text, steps = problem.text, problem.solution(style)
+                if accepted:
+                    text, steps = accepted[int(rng.integers(len(accepted)))]
+                prompt, completion = correction_prompt(text, list(steps)), "<OK>"
             rows.append({"prompt": prompt, "completion": completion})
         return rows
 
@@ -299,14 +315,10 @@ class ModularStudy(Experiment):
         yield _share("verified_accuracy", final, kind="all")
         gains = [float(b) - float(a) for a, b in zip(first, final, strict=True)]
         yield Measurement("verification_gain", statistics.fmean(gains), samples=gains)
-        exact = [
-            read_problem(text).first_error(list(s.steps)) is None
-            for text, s in zip(texts, solutions, strict=True)
-        ]
         alarms = [
             s.claims[0] is not None and s.claims[0].step is not None
-            for s, ok in zip(solutions, exact, strict=True)
-            if ok and s.claims and s.answer == s.first_answer
+            for s, ok in zip(solutions, first, strict=True)
+            if ok and s.claims
         ]
         if alarms:
             yield _share("false_alarms", alarms)
@@ -355,50 +367,6 @@ class ModularStudy(Experiment):
 def _share(metric: str, outcomes: Sequence[float | bool], **coordinates: str) -> Measurement:
     samples = [float(outcome) for outcome in outcomes]
     return Measurement(metric, statistics.fmean(samples), samples=samples, coordinates=coordinates)
-
-
-def plain_case(case: ErrorCase) -> ErrorCase:
-    """The same wrong solution without its Keys."""
-    steps = tuple(
-        f"{step.split('<K>')[0].strip()} = {step.split()[-2]} ;" if "<K>" in step else step
-        for step in case.student_steps
-    )
-    return ErrorCase(**{**vars(case), "student_steps": steps})
-
-
-def second_attempts(
-    client: tiny.WordModelClient,
-    problems: Sequence[str],
-    solutions: Sequence[Solution],
-    template: WordSolutionTemplate,
-    temperature: float,
-) -> list[Solution]:
-    """Reflexion of this world: where the model doubts step k, it draws the steps from k on anew.
-
-    Its own correction is the reflection; only the place is used, no training and no ground truth.
-    """
-    params = GenerationParams(max_tokens=40, temperature=temperature)
-    results = [Solution(s.steps, s.first_answer, s.first_answer, s.claims) for s in solutions]
-    firsts = client.generate([template.prompt(problem) for problem in problems], GREEDY)
-    doubted = [
-        (index, solution.claims[0].step)
-        for index, solution in enumerate(solutions)
-        if solution.claims and solution.claims[0] is not None and solution.claims[0].step
-    ]
-    kept = [
-        read_solution(template, firsts[index].text).steps[: place - 1] for index, place in doubted
-    ]
-    prompts = [
-        template.prompt(problems[index], steps)
-        for (index, _), steps in zip(doubted, kept, strict=True)
-    ]
-    answers = client.generate(prompts, params)
-    for (index, _), steps, answer in zip(doubted, kept, answers, strict=True):
-        rest = read_solution(template, answer.text)
-        first = solutions[index].first_answer
-        claims = solutions[index].claims
-        results[index] = Solution((*steps, *rest.steps), rest.answer, first, claims)
-    return results
 
 
 def figures(results: Results) -> Iterator[Figure]:

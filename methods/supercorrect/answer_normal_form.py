@@ -104,9 +104,12 @@ def _drop_trailing_unit(text: str) -> str:
     if match is None or re.search(r"\\[A-Za-z]*$", match[1]):
         return text
     words = match[2].replace(".", " ").split()
-    worded = len(words) > 1 or len(words[0]) > 2 or words[0] in _UNIT_NAMES
     spaced = text[match.end(1)] in " \\"
-    return match[1].strip() if worded and (spaced or words[0] in _UNIT_NAMES) else text
+    if len(words) == 1 and len(words[0]) == 1:  # 3 m, but neither 3 x nor 2a
+        unit = spaced and words[0] in "ghlms"
+    else:
+        unit = words[0] in _UNIT_NAMES or (spaced and (len(words) > 1 or len(words[0]) > 2))
+    return match[1].strip() if unit else text
 
 
 def _drop_decimal_zeros_of_integers(text: str) -> str:

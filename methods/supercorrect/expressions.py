@@ -7,6 +7,8 @@ so the time is bounded by the length of the text; powers are bounded by `MAX_EXP
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ _TOKEN = re.compile(
     + "|".join(sorted((*_FUNCTIONS, "sqrt", "log", "pi"), key=len, reverse=True))
     + r")|(?P<letter>[A-Za-zπ])|(?P<sign>\*\*|[-+*/^_(){}\[\]|!,=]))"
 )
+_RATIONAL = re.compile(
+    r"(?P<sign>-?)(?:(?P<whole>\d+(?:\.\d+)?)|\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>-?\d+)\})"
+)
 
 
 class _Unreadable(Exception):
@@ -38,11 +43,12 @@ def expressions_equal(a: str, b: str) -> bool:
         return all(expressions_equal(x, y) for x, y in zip(*sides, strict=True)) or all(
             expressions_equal(x, y) for x, y in zip(sides[0], reversed(sides[1]), strict=True)
         )
-    import mpmath
-
-    context = mpmath.mp.clone()
-    context.dps = 50
     decimal = "." in a or "." in b
+    numbers = _rational(a), _rational(b)
+    if None not in numbers:
+        difference, scale = abs(numbers[0] - numbers[1]), max(map(abs, numbers))
+        return difference <= (scale / 10_000 if decimal else 0)
+    context = _context()
     try:
         for point in _POINTS:
             first, second = (_Parser(text, point, context).value() for text in (a, b))
@@ -55,6 +61,28 @@ def expressions_equal(a: str, b: str) -> bool:
     except (_Unreadable, ArithmeticError, ValueError, RecursionError):
         return False
     return True
+
+
+@lru_cache(maxsize=1)
+def _context() -> "MPContext":
+    """Arithmetic with 50 digits; its precision never changes, so threads may share it."""
+    import mpmath
+
+    context = mpmath.mp.clone()
+    context.dps = 50
+    return context
+
+
+def _rational(text: str) -> Fraction | None:
+    """Integers, decimals and fractions of integers, exactly."""
+    match = _RATIONAL.fullmatch(text)
+    if match is None:
+        return None
+    whole, top, bottom = match["whole"], match["top"], match["bottom"]
+    if whole is None and int(bottom) == 0:
+        return None
+    value = Fraction(whole) if whole is not None else Fraction(int(top), int(bottom))
+    return -value if match["sign"] else value
 
 
 class _Parser:

@@ -214,10 +214,15 @@ def test_verification_repairs_wrong_solutions_and_keeps_right_ones(problems):
         solve(scripted(reply), texts, repair="other")
 
 
+def corrected(text):
+    notes = f"<Cause>sum</Cause><Correction>{text}</Correction>"
+    return f"<Step1>1+1=3{notes}</Step1><Answer>2</Answer>"
+
+
 def test_answer_repair_takes_the_corrections_answer():
     def reply(text):
         if "Student's solution" in text:
-            return "<Step1>1+1=3<Cause>sum</Cause><Correction>1+1=2</Correction></Step1><Answer>2</Answer>"
+            return corrected("1+1=2")
         return "<Step1>1+1=3</Step1><Generalized>add</Generalized><Answer>3</Answer>"
 
     (solved,) = solve(scripted(reply), "1+1?", repair="answer")
@@ -307,7 +312,7 @@ def test_an_inspector_model_sends_faulty_corrections_back():
 
     def teach(text):
         text = right if "objected" in text else wrong
-        return f"<Step1>1+1=3<Cause>sum</Cause><Correction>{text}</Correction></Step1><Answer>2</Answer>"
+        return corrected(text)
 
     def inspect(text):
         return "OK" if f"Correction: {right}" in text else "1+1 is not 4"

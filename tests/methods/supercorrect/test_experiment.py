@@ -1,0 +1,192 @@
+"""What the experiment is made of: the tiny student, generated word problems, the whole pipeline."""
+
+import numpy as np
+import pytest
+import torch
+
+from ritornello.common.chat import CapabilityError, GenerationParams, replicates
+from ritornello.common.models.tiny import tiny_causal_lm
+from ritornello.common.runs import Cell, CellContext
+from ritornello.common.training.language_model_sft import SFTSettings
+from ritornello.common.training.preference import PreferenceSettings
+from ritornello.experiments.supercorrect.attempts import plain_case
+from ritornello.experiments.supercorrect.language_model import LanguageModelStudy, Pipeline
+from ritornello.experiments.supercorrect.problem_sets import ShopSolver, shop_problems, shop_split
+from ritornello.experiments.supercorrect.student import (
+    WordModelClient,
+    build_model,
+    build_tokenizer,
+    train_stage_one,
+)
+from ritornello.experiments.supercorrect.world import (
+    WORDS,
+    ModularWorld,
+    StageOneData,
+    corrupt,
+    split_problems,
+)
+from ritornello.methods.supercorrect import ErrorCase, OracleTeacher, build_hsft_dataset
+
+SIZE = {"width": 16, "layers": 1, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return split_problems(np.random.default_rng(0), 20)[1]
+
+
+def test_every_text_of_the_world_is_made_of_single_tokens(problems):
+    tokenizer = build_tokenizer()
+    data = StageOneData(ModularWorld.draw(np.random.default_rng(0)), "hierarchical", 0.5)
+    rng = np.random.default_rng(1)
+    for problem in problems:
+        text = " ".join(data.row(problem, rng))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert [WORDS[i] for i in ids] == text.split()
+        assert len(ids) < 64
+
+
+def test_training_depends_on_the_seed_alone(problems):
+    def weights(seed):
+        model = build_model(seed, **SIZE)
+        data = StageOneData(ModularWorld(frozenset(), frozenset()), "plain")
+        losses = train_stage_one(
+            model, data, problems, steps=10, batch_size=4, learning_rate=1e-2, seed=seed
+        )
+        return losses, model.state_dict()
+
+    losses, first = weights(0)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    again = weights(0)[1]
+    other = weights(1)[1]
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    assert any(not torch.equal(value, other[name]) for name, value in first.items())
+
+
+def test_answers_do_not_depend_on_the_batch(problems):
+    client = WordModelClient(build_model(0, **SIZE))
+    texts = [problem.text for problem in problems] + ["<P> 1 :"]
+    for params in (GenerationParams(max_tokens=9), GenerationParams(max_tokens=9, temperature=1.0)):
+        together = client.generate(texts, params)
+        apart = [client.generate([text], params)[0] for text in texts]
+        assert [a.text for a in together] == [a.text for a in apart]
+    draws = client.generate(
+        replicates(texts[0], 6), GenerationParams(max_tokens=9, temperature=1.0)
+    )
+    assert len({draw.text for draw in draws}) > 1
+    with pytest.raises(CapabilityError):
+        client.score_continuations(texts, [["a"]] * len(texts))
+
+
+def test_greedy_decoding_is_the_models_own_argmax(problems):
+    client = WordModelClient(build_model(3, **SIZE))
+    (answer,) = client.generate([problems[0].text], GenerationParams(max_tokens=5))
+    ids = build_tokenizer()(problems[0].text)["input_ids"]
+    for token in answer.token_ids:
+        logits = client.model(input_ids=torch.tensor([ids])).logits[0, -1]
+        assert token == int(logits.argmax())
+        ids.append(token)
+
+
+def test_a_wrong_solution_without_its_keys_keeps_its_error(problems):
+    rng = np.random.default_rng(0)
+    for problem in problems:
+        steps = tuple(corrupt(problem, 0, "hierarchical", rng))
+        case = ErrorCase("i", problem.text, "", "", steps, None)
+        plain = plain_case(case).student_steps
+        assert problem.first_error(list(plain)) == problem.first_error(list(steps)) == 1
+        assert not any("<K>" in step for step in plain)
+
+
+def test_the_shop_oracle_writes_what_the_review_accepts():
+    problems = shop_problems(8, seed=3)
+    oracle = OracleTeacher(ShopSolver())
+    data = build_hsft_dataset(problems, oracle, oracle)
+    assert len(data.rows) == 8
+    assert all(row["trace"]["answer"] == row["answer"] for row in data.rows)
+    solver = ShopSolver()
+    text = problems[0].problem
+    right = problems[0].solution.splitlines()
+    assert solver.correction(text, right).step is None
+    assert solver.correction(text, [right[0], "x = 99999"]).step == 2
+    assert solver.correction(text, ["x = 99999", right[1]]).step == 1
+    assert solver.correction(text, right[:1]).step == 1
+
+
+CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}"
+
+
+def chat_tokenizer():
+    """A few words and tags; all others are one token, which is text like any other."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<unk>", "<eos>", *"0123456789*-=", "pens", "boxes", "<Step1>", "</Step1>"]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"<[^>]*>|\w+|\S"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        Pipeline("hsft", "cross_dpo"),
+        Pipeline("hsft", "instance_dpo"),
+        Pipeline("sft", "reflexion"),
+    ],
+    ids=["cross_dpo", "instance_dpo", "reflexion"],
+)
+def test_the_language_model_pipeline_runs_from_problems_to_measurements(arm, tmp_path):
+    """A random tiny Llama answers nothing right; every stage gets its rows all the same."""
+    oracle = OracleTeacher(ShopSolver())
+    study = LanguageModelStudy(
+        model=lambda: tiny_causal_lm(
+            width=16, hidden=24, heads=2, vocabulary=32, max_positions=1024
+        ),
+        tokenizer=chat_tokenizer,
+        problems=shop_split,
+        teacher=lambda: (oracle, oracle),
+        limit=6,
+        collect_from=0.5,
+        hsft=SFTSettings(learning_rate=3e-2, max_steps=12, batch_size=2),
+        preferences=PreferenceSettings(max_steps=2, batch_size=2),
+        max_tokens=12,
+    )
+    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    context.scratch.mkdir(), context.artifacts.mkdir()
+    measured = {m.metric: m.value for m in study.measure(arm, Cell("lm", "a", 0), context)}
+    assert measured["first_accuracy"] == 0.0
+    assert measured["wrong_solutions"] >= 0
+    assert (context.artifacts / "thoughts.jsonl").exists() == (arm.first_stage == "hsft")
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline_runs_on_smollm2(tmp_path):
+    """LoRA, eight steps per stage, 32 problems: prompts, parser and trainers fit together."""
+    pytest.importorskip("gguf")
+    from ritornello.common.models import load_smollm2, load_smollm2_tokenizer
+
+    oracle = OracleTeacher(ShopSolver())
+    study = LanguageModelStudy(
+        model=load_smollm2,
+        tokenizer=load_smollm2_tokenizer,
+        problems=shop_split,
+        teacher=lambda: (oracle, oracle),
+        limit=12,
+        collect_from=0.5,
+        hsft=SFTSettings(learning_rate=2e-4, max_steps=8, batch_size=2, lora_rank=8),
+        preferences=PreferenceSettings(
+            learning_rate=1e-4, max_steps=4, batch_size=2, micro_batch_size=1, lora_rank=8
+        ),
+        max_tokens=96,
+    )
+    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    context.scratch.mkdir(), context.artifacts.mkdir()
+    cell = Cell("language_model", "hsft_cross_dpo", 0)
+    measured = {
+        m.metric: m.value for m in study.measure(Pipeline("hsft", "cross_dpo"), cell, context)
+    }
+    assert 0 <= measured["first_accuracy"] <= 1
+    assert (context.artifacts / "thoughts.jsonl").exists()
