@@ -21,6 +21,8 @@ def figures(results: Results) -> Iterator[Figure]:
     for part in sorted(parts & {"regression", "language_model", "vision"}):
         yield _curves(results, part)
         yield _routing(results, part)
+        if part != "vision":
+            yield _loads(results, part)
     if "language_model" in parts:
         yield _perplexity(results)
     if "vision" in parts:
@@ -74,7 +76,7 @@ def _weights(results: Results) -> Figure:
     axes.set_xlabel("feature")
     axes.set_ylabel("cluster")
     axes.grid(False)
-    axes.legend(loc="upper right", frameon=True)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
     figure.colorbar(image, label="weight")
     caption = f"Feature weights found by {arm}, seed {seed}; dots mark the truly tight features."
     return Figure("weight_heat_map", caption, figure)
@@ -142,6 +144,24 @@ def _routing(results: Results, part: str) -> Figure:
         axes[0, place].set_ylabel(names[metric])
     caption = "Load of the experts (1 is even) and share of token pairs that flip between layers."
     return Figure(f"{part}_routing", caption, figure)
+
+
+def _loads(results: Results, part: str) -> Figure:
+    """The share of each expert in the last layer, experts sorted by it."""
+    rows = results.select(part)
+    figure, axes = new_figure()
+    for arm in _arms(rows):
+        seeds = sorted(rows[rows["arm"] == arm]["seed"].unique())
+        shares = [
+            np.sort(np.load(results.artifacts(part, arm, int(s)) / "routing.npz")["load"][-1])[::-1]
+            for s in seeds
+        ]
+        axes.step(range(len(shares[0])), np.mean(shares, axis=0), where="mid", label=arm)
+    axes.axhline(1 / len(shares[0]), color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="expert, by falling load", ylabel="share of the tokens", ylim=(0, None))
+    axes.legend()
+    caption = "Load of the experts of the last layer, mean over seeds; dotted: even."
+    return Figure(f"{part}_load", caption, figure)
 
 
 def _perplexity(results: Results) -> Figure:

@@ -16,6 +16,11 @@ SOFT = {"eps": 0.35, "clip": 5.0, "scale": "global_postclip"}
 RAW = {"clip": None, "scale": "none"}
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def values(golden: Path) -> dict[str, Tensor]:
     arrays = np.load(golden / "ac_router" / "gates.npz")
