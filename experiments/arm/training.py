@@ -97,7 +97,7 @@ class _Training(pl.LightningModule):
             weight_decay=recipe.weight_decay,
         )
         parameters = [{k: v for k, v in group.items() if k != "names"} for group in groups]
-        optimizer = torch.optim.AdamW(parameters, betas=tuple(recipe.betas))
+        optimizer = torch.optim.AdamW(parameters, betas=tuple(recipe.betas), fused=True)
         schedule = cosine_with_warmup(
             optimizer,
             steps=recipe.steps,

@@ -59,7 +59,7 @@ def _compiled(device: str, dtype: torch.dtype, width: int) -> bool:
     """Whether the C++ convolution runs; other backends of the scan bring torch's with them."""
     wanted = os.environ.get(BACKEND_VARIABLE, "compiled") in ("", "compiled")
     fits = dtype in (torch.float32, torch.float64) and width <= MAX_COMPILED_WIDTH
-    return wanted and fits and device == "cpu" and native.obstacle(1) is None
+    return wanted and fits and device == "cpu" and native.obstacle() is None
 
 
 @torch.library.custom_op("ritornello::causal_conv1d", mutates_args=())

@@ -4,20 +4,15 @@ import ctypes
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ritornello.common.kernels.compiled import build_obstacle, load_library
 
 SOURCE = (__package__, "scan.cpp")
-LANES = 8
 CHANNELS_PER_TASK = 32
-MAX_STATES = 256
 
 
-def obstacle(states: int) -> str | None:
+def obstacle() -> str | None:
     """Why this backend cannot run here; None when it can."""
-    if states > MAX_STATES:
-        return f"it holds at most {MAX_STATES} states in registers, got {states}"
     return build_obstacle(*SOURCE)
 
 
@@ -28,7 +23,7 @@ def forward(
     length, states = u.shape[-1], A.shape[1]
     starts = u.new_empty(*u.shape[:2], -(-length // block), states)
     y, last = torch.empty_like(u), torch.empty_like(initial_state)
-    packed = _pad(A), _pad(B.mT), _pad(C.mT)
+    packed = A, B.mT.contiguous(), C.mT.contiguous()
     _call("forward", (u, delta, *packed, starts, initial_state, y, last), B.shape[1], block, states)
     return y, last, starts
 
@@ -46,25 +41,16 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """The same as `cpu.backward`."""
     (batch, channels, length), groups, states = u.shape, B.shape[1], A.shape[1]
-    packed = _pad(A), _pad(B.mT), _pad(C.mT)
-    padded = packed[0].shape[1]
+    packed = A, B.mT.contiguous(), C.mT.contiguous()
     slices = -(-(channels // groups) // CHANNELS_PER_TASK)
     du, ddelta, dinitial = torch.empty_like(u), torch.empty_like(u), torch.empty_like(dlast)
-    dA = u.new_empty(batch, channels, padded)
-    dB, dC = u.new_zeros(2, batch, groups, slices, length, padded)
+    dA = u.new_empty(batch, channels, states)
+    dB, dC = u.new_empty(2, batch, groups, slices, length, states)
     outputs = du, ddelta, dA, dB, dC, dinitial
     inputs = u, delta, *packed, starts, dy, dlast
     _call("backward", (*inputs, *outputs), groups, block, states)
-    dB, dC = (x.sum(2)[..., :states].mT.contiguous() for x in (dB, dC))
-    return du, ddelta, dA.sum(0)[:, :states].contiguous(), dB, dC, dinitial
-
-
-def _pad(x: Tensor) -> Tensor:
-    """Zeros up to the next LANES * 2^k states, which the C++ loops are unrolled for."""
-    padded = LANES
-    while padded < x.shape[-1]:
-        padded *= 2
-    return F.pad(x, (0, padded - x.shape[-1])).contiguous()
+    dB, dC = (x.sum(2).mT.contiguous() for x in (dB, dC))
+    return du, ddelta, dA.sum(0), dB, dC, dinitial
 
 
 def _call(direction: str, arrays: tuple[Tensor, ...], groups: int, block: int, states: int) -> None:

@@ -72,7 +72,7 @@ def selective_scan(
     if u.numel() == 0:
         y, last = values, state.clone()
     else:
-        chosen = _choose(backend, u.device.type, A.shape[1])
+        chosen = _choose(backend, u.device.type)
         matrices = (_grouped(matrix.to(math_dtype), u) for matrix in (B, C))
         if chosen == "reference":
             y, last = reference.scan(values, steps, rates, *matrices, state)
@@ -94,11 +94,11 @@ def _grouped(matrix: Tensor, u: Tensor) -> Tensor:
 
 
 @torch.compiler.assume_constant_result
-def _choose(backend: str, device: str, states: int) -> str:
+def _choose(backend: str, device: str) -> str:
     if device == "cuda":
         available = {"triton": triton_obstacle(device), "compiled": device_obstacle(device, "cpu")}
     else:
-        obstacle = device_obstacle(device, "cpu") or native.obstacle(states)
+        obstacle = device_obstacle(device, "cpu") or native.obstacle()
         available = {"compiled": obstacle}
     available |= {"blocked": None, "sequential": None, "reference": None}
     available.setdefault("triton", triton_obstacle(device))  # last on a CPU: an interpreter

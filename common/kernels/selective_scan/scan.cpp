@@ -1,12 +1,11 @@
 // Selective scan on a CPU, forward and backward, states in registers; and the causal convolution
 // that goes before it.
 //
-// One channel at a time: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t,  y_t = <h_t, C_t>.
+// LANES channels side by side: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t,  y_t = <h_t, C_t>.
 // The forward keeps the state at the start of every block of `block` steps; the backward replays a
 // block into a buffer that fits the first-level cache and walks back through it.
-// Layouts: u, dt, y (batch, channels, length); A (channels, padded); B, C (batch, groups, length,
-// padded); starts (batch, channels, blocks, states). `padded` is the state size rounded up to
-// LANES * 2^k with zeros, which adds nothing to any sum.
+// Layouts: u, dt, y (batch, channels, length); A (channels, states); B, C (batch, groups, length,
+// states); starts (batch, channels, blocks, states); dB, dC (tasks, length, states).
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +18,6 @@
 namespace {
 
 constexpr int LANES = 8;
-constexpr int MAX_BLOCK = 16;
 constexpr int MAX_WIDTH = 8;
 constexpr int64_t CHANNELS_PER_TASK = 32;  // fixed, so that sums do not depend on the threads
 
@@ -70,16 +68,30 @@ template <typename V, typename T> inline V load(const T* from) {
     return v;
 }
 
-template <typename V, typename T> inline void add_to(T* where, V v) {
-    v += load<V>(where);
-    std::memcpy(where, &v, sizeof(v));
-}
-
 struct Sizes {
     int64_t batch, channels, groups, length, states, block, threads;
     int64_t blocks() const { return (length + block - 1) / block; }
     int64_t tasks_per_group() const {
         return (channels / groups + CHANNELS_PER_TASK - 1) / CHANNELS_PER_TASK;
+    }
+};
+
+// Working memory of one task.
+template <typename V> struct Scratch {
+    std::vector<V> memory;
+    V *A, *h, *carry, *dA, *decay, *u, *dt, *dy, *out, *ddt, *dB, *dC;
+
+    Scratch(const Sizes& s, bool backward) {
+        const int64_t states = (backward ? s.block + 1 : 1) * s.states;
+        const int64_t sums = backward ? s.length * s.states : 0;
+        memory.resize(2 * states + 3 * s.states + 5 * s.block + 2 * sums);
+        V* next = memory.data();
+        auto take = [&next](int64_t count) { V* taken = next; next += count; return taken; };
+        A = take(s.states); carry = take(s.states); dA = take(s.states);
+        h = take(states); decay = take(states);
+        u = take(s.block); dt = take(s.block); dy = take(s.block);
+        out = take(s.block); ddt = take(s.block);
+        dB = take(sums); dC = take(sums);  // vector's resize has zeroed them
     }
 };
 
@@ -90,87 +102,101 @@ template <typename T> struct Arrays {
     T *du, *ddt, *dA, *dB, *dC, *dinitial;
 };
 
-template <typename T, int K> struct Channel {
+// LANES neighbouring channels of one group, from channel `first`; `used` of the lanes are real. The
+// others have a step of zero, so that their state stays zero and they add nothing to any sum.
+template <typename T> struct Channels {
     typedef typename Lanes<T>::type V;
-    static constexpr int64_t PADDED = K * LANES;
+    const Sizes& s;
+    const Arrays<T>& a;
+    int64_t b, group, first, used;
 
-    static void read(const T* from, int64_t states, V* h) {
-        T padded[PADDED] = {};
-        std::memcpy(padded, from, states * sizeof(T));
-        std::memcpy(h, padded, sizeof(padded));
+    int64_t row(int64_t lane) const { return b * s.channels + first + lane; }
+
+    // (lanes, count) at stride `stride` -> count vectors.
+    void gather(const T* from, int64_t stride, int64_t count, V* where) const {
+        T* out = reinterpret_cast<T*>(where);
+        for (int64_t i = 0; i < count * LANES; ++i) out[i] = 0;
+        for (int64_t lane = 0; lane < used; ++lane)
+            for (int64_t i = 0; i < count; ++i) out[i * LANES + lane] = from[lane * stride + i];
     }
 
-    static void write(const V* h, int64_t states, T* where) {
-        T padded[PADDED];
-        std::memcpy(padded, h, sizeof(padded));
-        std::memcpy(where, padded, states * sizeof(T));
+    void spread(const V* from, int64_t stride, int64_t count, T* where) const {
+        const T* in = reinterpret_cast<const T*>(from);
+        for (int64_t lane = 0; lane < used; ++lane)
+            for (int64_t i = 0; i < count; ++i) where[lane * stride + i] = in[i * LANES + lane];
     }
 
-    static void forward(const Sizes& s, const Arrays<T>& a, int64_t b, int64_t g, int64_t d) {
-        const int64_t row = b * s.channels + d, group = (b * s.groups + g) * s.length * PADDED;
-        const T *u = a.u + row * s.length, *dt = a.dt + row * s.length;
-        T *y = a.y + row * s.length, *starts = a.starts + row * s.blocks() * s.states;
-        V h[K], A[K];
-        std::memcpy(A, a.A + d * PADDED, sizeof(A));
-        read(a.initial + row * s.states, s.states, h);
-        for (int64_t t = 0; t < s.length; ++t) {
-            if (t % s.block == 0) write(h, s.states, starts + t / s.block * s.states);
-            const T *B = a.B + group + t * PADDED, *C = a.C + group + t * PADDED;
-            const T step = dt[t], input = step * u[t];
-            V sum = {};
-            for (int k = 0; k < K; ++k) {
-                h[k] = exponential(step * A[k]) * h[k] + input * load<V>(B + k * LANES);
-                sum += h[k] * load<V>(C + k * LANES);
-            }
-            y[t] = total(sum);
-        }
-        write(h, s.states, a.last + row * s.states);
-    }
-
-    // `partial` is this task's own (length, PADDED) slice of dB and dC.
-    static void backward(const Sizes& s, const Arrays<T>& a, int64_t b, int64_t g, int64_t d,
-                         int64_t partial) {
-        const int64_t row = b * s.channels + d, group = (b * s.groups + g) * s.length * PADDED;
-        const T *u = a.u + row * s.length, *dt = a.dt + row * s.length, *dy = a.dy + row * s.length;
-        T *du = a.du + row * s.length, *ddt = a.ddt + row * s.length;
-        V A[K], dA[K] = {}, carry[K], decay[MAX_BLOCK][K], h[MAX_BLOCK + 1][K];
-        std::memcpy(A, a.A + d * PADDED, sizeof(A));
-        read(a.dlast + row * s.states, s.states, carry);
-        for (int64_t block = s.blocks() - 1; block >= 0; --block) {
-            const int64_t first = block * s.block;
-            const int64_t steps = std::min(s.block, s.length - first);
-            read(a.starts + (row * s.blocks() + block) * s.states, s.states, h[0]);
+    void forward(Scratch<V>& m) const {
+        const int64_t N = s.states, L = s.length, at = row(0) * L;
+        const T *B = a.B + group * L * N, *C = a.C + group * L * N;
+        gather(a.A + first * N, N, N, m.A);
+        gather(a.initial + row(0) * N, N, N, m.h);
+        for (int64_t start = 0; start < L; start += s.block) {
+            const int64_t steps = std::min(s.block, L - start);
+            spread(m.h, s.blocks() * N, N, a.starts + (row(0) * s.blocks() + start / s.block) * N);
+            gather(a.u + at + start, L, steps, m.u);
+            gather(a.dt + at + start, L, steps, m.dt);
             for (int64_t i = 0; i < steps; ++i) {
-                const T step = dt[first + i], input = step * u[first + i];
-                const T* B = a.B + group + (first + i) * PADDED;
-                for (int k = 0; k < K; ++k) {
-                    decay[i][k] = exponential(step * A[k]);
-                    h[i + 1][k] = decay[i][k] * h[i][k] + input * load<V>(B + k * LANES);
+                const T *B_t = B + (start + i) * N, *C_t = C + (start + i) * N;
+                const V dt = m.dt[i], input = dt * m.u[i];
+                V sum = {};
+                for (int64_t n = 0; n < N; ++n) {
+                    m.h[n] = exponential(dt * m.A[n]) * m.h[n] + input * B_t[n];
+                    sum += m.h[n] * C_t[n];
+                }
+                m.out[i] = sum;
+            }
+            spread(m.out, L, steps, a.y + at + start);
+        }
+        spread(m.h, N, N, a.last + row(0) * N);
+    }
+
+    // dB and dC of all lanes are kept apart in m.dB and m.dC (length, states) until the task ends.
+    void backward(Scratch<V>& m) const {
+        const int64_t N = s.states, L = s.length, at = row(0) * L;
+        const T *B = a.B + group * L * N, *C = a.C + group * L * N;
+        gather(a.A + first * N, N, N, m.A);
+        gather(a.dlast + row(0) * N, N, N, m.carry);
+        std::fill(m.dA, m.dA + N, V{});
+        for (int64_t block = s.blocks() - 1; block >= 0; --block) {
+            const int64_t start = block * s.block, steps = std::min(s.block, L - start);
+            gather(a.u + at + start, L, steps, m.u);
+            gather(a.dt + at + start, L, steps, m.dt);
+            gather(a.dy + at + start, L, steps, m.dy);
+            gather(a.starts + (row(0) * s.blocks() + block) * N, s.blocks() * N, N, m.h);
+            for (int64_t i = 0; i < steps; ++i) {
+                const T* B_t = B + (start + i) * N;
+                const V dt = m.dt[i], input = dt * m.u[i];
+                V *decay = m.decay + i * N, *h = m.h + i * N;
+                for (int64_t n = 0; n < N; ++n) {
+                    decay[n] = exponential(dt * m.A[n]);
+                    h[N + n] = decay[n] * h[n] + input * B_t[n];
                 }
             }
             for (int64_t i = steps - 1; i >= 0; --i) {
-                const int64_t t = first + i;
-                const T step = dt[t], input = step * u[t], upstream = dy[t];
-                const T *B = a.B + group + t * PADDED, *C = a.C + group + t * PADDED;
-                T *dB = a.dB + partial + t * PADDED, *dC = a.dC + partial + t * PADDED;
+                const T *B_t = B + (start + i) * N, *C_t = C + (start + i) * N;
+                const V dt = m.dt[i], input = dt * m.u[i], dy = m.dy[i];
+                const V *decay = m.decay + i * N, *h = m.h + i * N;
+                V *dB = m.dB + (start + i) * N, *dC = m.dC + (start + i) * N;
                 V along_B = {}, along_A = {};
-                for (int k = 0; k < K; ++k) {
-                    const V grad = carry[k] + upstream * load<V>(C + k * LANES);
-                    add_to(dC + k * LANES, upstream * h[i + 1][k]);
-                    add_to(dB + k * LANES, input * grad);
-                    carry[k] = grad * decay[i][k];
-                    const V weight = carry[k] * h[i][k];
-                    along_B += grad * load<V>(B + k * LANES);
-                    along_A += weight * A[k];
-                    dA[k] += weight * step;
+                for (int64_t n = 0; n < N; ++n) {
+                    const V grad = m.carry[n] + dy * C_t[n];
+                    dC[n] += dy * h[N + n];
+                    dB[n] += input * grad;
+                    const V carry = grad * decay[n], weight = carry * h[n];
+                    m.carry[n] = carry;
+                    along_B += grad * B_t[n];
+                    along_A += weight * m.A[n];
+                    m.dA[n] += weight * dt;
                 }
-                const T inner = total(along_B);
-                du[t] = inner * step;
-                ddt[t] = inner * u[t] + total(along_A);
+                m.out[i] = along_B * dt;
+                m.ddt[i] = along_B * m.u[i] + along_A;
             }
+            spread(m.out, L, steps, a.du + at + start);
+            spread(m.ddt, L, steps, a.ddt + at + start);
         }
-        std::memcpy(a.dA + row * PADDED, dA, sizeof(dA));
-        write(carry, s.states, a.dinitial + row * s.states);
+        spread(m.dA, N, N, a.dA + row(0) * N);
+        spread(m.carry, N, N, a.dinitial + row(0) * N);
     }
 };
 
@@ -192,22 +218,20 @@ template <typename Task> void over_channels(const Sizes& s, const Task& task) {
     for (auto& thread : others) thread.join();
 }
 
-template <typename T, int K> void run(const Sizes& s, const Arrays<T>& a, bool backward) {
+template <typename T> void run(const Sizes& s, const Arrays<T>& a, bool backward) {
+    typedef typename Lanes<T>::type V;
     over_channels(s, [&](int64_t b, int64_t g, int64_t first, int64_t last, int64_t task) {
-        for (int64_t d = first; d < last; ++d) {
-            if (backward) Channel<T, K>::backward(s, a, b, g, d, task * s.length * K * LANES);
-            else Channel<T, K>::forward(s, a, b, g, d);
+        Scratch<V> memory(s, backward);
+        for (int64_t d = first; d < last; d += LANES) {
+            const Channels<T> channels{s, a, b, b * s.groups + g, d, std::min<int64_t>(LANES, last - d)};
+            if (backward) channels.backward(memory);
+            else channels.forward(memory);
+        }
+        for (int64_t i = 0; backward && i < s.length * s.states; ++i) {
+            a.dB[task * s.length * s.states + i] = total(memory.dB[i]);
+            a.dC[task * s.length * s.states + i] = total(memory.dC[i]);
         }
     });
-}
-
-template <typename T> void dispatch(const Sizes& s, const Arrays<T>& a, bool backward) {
-    if (s.states <= 8) run<T, 1>(s, a, backward);
-    else if (s.states <= 16) run<T, 2>(s, a, backward);
-    else if (s.states <= 32) run<T, 4>(s, a, backward);
-    else if (s.states <= 64) run<T, 8>(s, a, backward);
-    else if (s.states <= 128) run<T, 16>(s, a, backward);
-    else run<T, 32>(s, a, backward);
 }
 
 template <typename T> void scan(const int64_t* sizes, void* const* p, bool backward) {
@@ -221,7 +245,7 @@ template <typename T> void scan(const int64_t* sizes, void* const* p, bool backw
     } else {
         a.initial = q[6]; a.y = q[7]; a.last = q[8];
     }
-    dispatch(s, a, backward);
+    run(s, a, backward);
 }
 
 // Causal depthwise convolution and silu. x, y (batch, channels, length); w (channels, width).

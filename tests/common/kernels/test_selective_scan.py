@@ -19,7 +19,7 @@ from ritornello.common.kernels.selective_scan import (
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "arm" / "scan.npz"
 needs_compiler = pytest.mark.skipif(
-    native.obstacle(16) is not None, reason=f"no compiled scan here: {native.obstacle(16)}"
+    native.obstacle() is not None, reason=f"no compiled scan here: {native.obstacle()}"
 )
 FAST = ["blocked", "sequential", pytest.param("compiled", marks=needs_compiler)]
 SHAPES = [(2, 6, 37, 5, 2), (1, 70, 16, 16, 1), (2, 8, 1, 1, 4), (1, 4, 33, 40, 1)]
@@ -252,11 +252,9 @@ def test_bad_shapes_name_the_argument(name, value, message):
 
 
 def test_unknown_and_unusable_backends_are_refused(monkeypatch):
-    inputs = make_inputs((1, 4, 9, 300, 1), torch.float32)
+    inputs = make_inputs((1, 4, 9, 3, 1), torch.float32)
     with pytest.raises(ValueError, match="fastest"):
         selective_scan(**inputs, backend="fastest")
-    with pytest.raises(ValueError, match="256 states"):
-        selective_scan(**inputs, backend="compiled")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA"):
         selective_scan(**inputs, backend="triton")
