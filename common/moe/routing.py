@@ -155,6 +155,8 @@ class EmbeddingRouter(nn.Module):
     @staticmethod
     def _finite(logits: Float[Tensor, "... experts"]) -> Float[Tensor, "... experts"]:
         """Replaces what is not finite by the smallest finite logit, without a host sync."""
+        if logits.numel() == 0:
+            return logits
         finite = logits.isfinite()
         lowest = logits.detach().masked_fill(~finite, torch.finfo(logits.dtype).max).amin()
         return torch.where(finite, logits, lowest)

@@ -55,8 +55,9 @@ def test_an_expert_without_tokens_and_an_empty_batch_are_no_special_case():
     assert out.shape == (5, 6)
     out.sum().backward()
     assert layer.experts.weight_in.grad[1:].eq(0).all()
-    empty, _ = layer(torch.randn(0, 6))
-    assert empty.shape == (0, 6)
+    for router in (layer.router, EmbeddingRouter(6, 4), XMoERouter(6, 4)):
+        empty, _ = MoELayer(layer.experts, router)(torch.randn(0, 6))
+        assert empty.shape == (0, 6)
 
 
 def test_leading_dimensions_are_kept():
