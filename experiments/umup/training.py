@@ -199,3 +199,24 @@ def validation_loss(model: DecoderLM, corpus: Corpus, recipe: Recipe) -> float:
     model.train()
     value = total / recipe.validation_windows
     return value if math.isfinite(value) else math.nan
+
+
+def wikitext103(split: str = "train", path: str | None = None) -> str:
+    """WikiText-103 as one text: a local file or folder, or the hub set `Salesforce/wikitext`.
+
+    Raises:
+        UserError: no such file, or no network.
+    """
+    from ritornello.common.data.text import wikitext2
+
+    if path is not None:
+        return wikitext2(split, path)  # reads any local text or folder of splits
+    import pandas as pd
+
+    from ritornello.common.models.hub import hub_snapshot
+
+    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset") / "wikitext-103-raw-v1"
+    files = sorted(folder.glob(f"{split}-*.parquet"))
+    if not files:
+        raise UserError(f"split must be train, validation or test, got {split!r}")
+    return "\n\n".join(pd.concat([pd.read_parquet(file) for file in files])["text"])
