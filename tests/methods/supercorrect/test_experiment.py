@@ -121,7 +121,7 @@ def chat_tokenizer():
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<pad>", "<unk>", "<eos>", *"0123456789*-=", "pens", "boxes", "<Step1>", "</Step1>"]
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", *"0123456789*-=", "pens", "boxes"]
     core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"<[^>]*>|\w+|\S"), "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
@@ -143,14 +143,14 @@ def test_the_language_model_pipeline_runs_from_problems_to_measurements(arm, tmp
     oracle = OracleTeacher(ShopSolver())
     study = LanguageModelStudy(
         model=lambda: tiny_causal_lm(
-            width=16, hidden=24, heads=2, vocabulary=32, max_positions=1024
+            width=16, hidden=24, heads=2, vocabulary=19, max_positions=1024
         ),
         tokenizer=chat_tokenizer,
         problems=shop_split,
         teacher=lambda: (oracle, oracle),
         limit=6,
         collect_from=0.5,
-        hsft=SFTSettings(learning_rate=3e-2, max_steps=12, batch_size=2),
+        hsft=SFTSettings(learning_rate=1e-2, max_steps=4, batch_size=2),
         preferences=PreferenceSettings(max_steps=2, batch_size=2),
         max_tokens=12,
     )
