@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -90,14 +90,14 @@ def take_apart(model: "PreTrainedModel") -> list[LayerParts]:
             f"attn_implementation must be one of {', '.join(_ATTENTION)}, "
             f"got {config._attn_implementation!r}"
         )
-    layers = model.get_decoder().layers
+    layers: Any = model.get_decoder().layers
     parts = [_opt(layer) if kind == "opt" else _gated(layer) for layer in layers]
     for number, part in enumerate(parts):
         _check(part, number)
     return parts
 
 
-def _gated(layer: nn.Module) -> LayerParts:
+def _gated(layer: Any) -> LayerParts:
     attention, mlp = layer.self_attn, layer.mlp
     config = attention.config
     return LayerParts(
@@ -117,7 +117,7 @@ def _gated(layer: nn.Module) -> LayerParts:
     )
 
 
-def _opt(layer: nn.Module) -> LayerParts:
+def _opt(layer: Any) -> LayerParts:
     attention = layer.self_attn
     return LayerParts(
         attention_norm=layer.self_attn_layer_norm,
@@ -155,7 +155,7 @@ def rotate(states: Tensor, rotary: Rotary | None) -> Tensor:
     """Rotary position embedding of (batch, heads, tokens, d); OPT has none."""
     if rotary is None:
         return states
-    cos, sin = (table.unsqueeze(1) for table in rotary)
+    cos, sin = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
     half = states.shape[-1] // 2
     turned = torch.cat((-states[..., half:], states[..., :half]), dim=-1)
     return (states * cos).addcmul_(turned, sin)

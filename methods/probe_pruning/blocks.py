@@ -43,6 +43,13 @@ class Block:
         """h: the block's input; the residual itself in layers that normalise afterwards."""
         return residual if self.norm is None else self.norm(residual)
 
+    @property
+    def past(self) -> BlockHistory:
+        """The history, once there is one."""
+        if self.history is None:
+            raise ValueError("there is no history: call calibrate(...) or load_history(...) first")
+        return self.history
+
     def record(self, states: Float[Tensor, "B S C"]) -> None:
         """One batch of calibration."""
         if self.history is None:
@@ -55,7 +62,7 @@ class Block:
         """Moving average of the history over what was just served."""
         score = self.config.score
         fresh = mean_squares(states, present, center=score == "flap")
-        self.history.update(fresh, kept, score=score, momentum=self.config.momentum)
+        self.past.update(fresh, kept, score=score, momentum=self.config.momentum)
 
     @property
     def columns(self) -> Float[Tensor, " C"]:
@@ -70,11 +77,14 @@ class Block:
 
     def static_energy(self) -> Float[Tensor, " C"]:
         """e from the history alone, over all its positions."""
-        return self.history.statistic(self.config.score).sum(0)
+        return self.past.statistic(self.config.score).sum(0)
 
     def compensate(self, kept: Int[Tensor, " kept"]) -> None:
         """Replaces what is removed by its mean effect (FLAP)."""
-        self.bias = compensating_bias(self.last.weight, self.history.mean, kept)
+        mean = self.past.mean
+        if mean is None:
+            raise ValueError("this history has no means: calibrate with bias_compensation=True")
+        self.bias = compensating_bias(self.last.weight, mean, kept)
 
     def finish(self, states: Float[Tensor, "B S kept"], kept: Tensor) -> Float[Tensor, "B S D"]:
         """The last matrix on the kept channels."""
@@ -86,7 +96,8 @@ class Block:
     ) -> tuple[Int[Tensor, " B'"], Int[Tensor, " S'"]]:
         """Samples and tokens of the probe; the whole batch for full-batch probing."""
         if self.config.method == "full_batch":
-            return tuple(torch.arange(n, device=residual.device) for n in residual.shape[:2])
+            samples, tokens = (torch.arange(n, device=residual.device) for n in residual.shape[:2])
+            return samples, tokens
         return probe_positions(residual, self.config.probe_ratios, self.config.order, present)
 
     def energy(
@@ -96,7 +107,7 @@ class Block:
         config = self.config
         squares = mean_squares(states, present, center=config.score == "flap")
         if config.reads_history:
-            self.history = self.history.to(squares.device)
+            self.history = self.past.to(squares.device)
             past = self.history.statistic(config.score).index_select(0, tokens)
             squares = fuse_states(squares, past, config.fusion, self.fixed_weight)
         return squares.sum(0)
@@ -134,9 +145,8 @@ class AttentionBlock(Block):
         probe = self.normalise(residual[picked])
         if rotary is not None:
             # Positions are those of the chosen tokens, not 0..S'-1.
-            rotary = tuple(
-                table[picked] if len(table) > 1 else table[:, tokens] for table in rotary
-            )
+            cos, sin = (table[picked] if len(table) > 1 else table[:, tokens] for table in rotary)
+            rotary = cos, sin
         if mask is not None:
             rows = mask if len(mask) == 1 else mask[samples]
             mask = rows[:, :, tokens][..., tokens]

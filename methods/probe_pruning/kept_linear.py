@@ -27,22 +27,21 @@ class _ChosenWeight:
     """Copies of the chosen rows, made again only when the choice or the weight changes."""
 
     def __init__(self) -> None:
-        self._index: Tensor | None = None
-        self._copy: Tensor | None = None
-        self._identity: tuple | None = None
+        self._held: tuple[tuple, Tensor, Tensor] | None = None
 
     def take(self, weight: Tensor, index: Tensor) -> Tensor:
-        identity = weight_identity(weight)
-        known = self._index is not None and identity == self._identity
-        if known and (index is self._index or torch.equal(index, self._index)):
-            return self._copy
+        identity, copy = weight_identity(weight), None
+        if self._held is not None and self._held[0] == identity:
+            _, known, copy = self._held
+            if index is known or torch.equal(index, known):
+                return copy
         # A copy made in inference mode could not be written to outside it.
         with torch.inference_mode(False):
-            if not known or len(index) != len(self._copy):
-                self._copy = weight.new_empty(len(index), weight.shape[1], requires_grad=False)
-            torch.index_select(weight.detach(), 0, index, out=self._copy)
-        self._index, self._identity = index, identity
-        return self._copy
+            if copy is None or len(copy) != len(index):
+                copy = weight.new_empty(len(index), weight.shape[1], requires_grad=False)
+            torch.index_select(weight.detach(), 0, index, out=copy)
+        self._held = identity, index, copy
+        return copy
 
 
 class KeptRows:

@@ -47,7 +47,7 @@ class PrunedModel(nn.Module):
         self.ratio = self._effective_ratio(len(parts))
         if config.parallel and not parts[0].norm_first:
             raise ValueError("parallel=True needs layers that normalise before their blocks")
-        decoder = model.get_decoder()
+        decoder: Any = model.get_decoder()
         self.layers: dict[int, PrunedLayer] = {}
         if config.method != "dense" and self.ratio > 0:
             for number, part in enumerate(parts):
@@ -76,7 +76,8 @@ class PrunedModel(nn.Module):
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own generate: pruned for the prompt, decoded with the same selection."""
-        return self.model.generate(*args, **kwargs)
+        generate: Any = self.model.generate
+        return generate(*args, **kwargs)
 
     @property
     def last_selection(self) -> dict[int, Selection]:
@@ -114,7 +115,7 @@ class PrunedModel(nn.Module):
             ValueError: there is no batch, or the batches differ in length.
         """
         self.reset_history()
-        decoder = self.model.get_decoder()
+        decoder: Any = self.model.get_decoder()
         device = next(self.model.parameters()).device
         count = 0
         with self._recording():
@@ -128,7 +129,7 @@ class PrunedModel(nn.Module):
         if not count:
             raise ValueError("batches must hold at least one batch, got none")
         for _, block in self._blocks():
-            block.history.finish()
+            block.past.finish()
         self._decide_static()
 
     def reset_history(self) -> None:
@@ -240,26 +241,25 @@ class PrunedModel(nn.Module):
             layer.decide_static()
 
     def _flap_ratios(self, layers: list[PrunedLayer]) -> list[tuple[float, float]]:
-        ranked = [
-            [
-                scores.score_channels(block.static_energy(), block.columns, self.pruning.score)
-                for block in blocks
-            ]
-            for blocks in (
-                [layer.attention for layer in layers],
-                [layer.mlp for layer in layers],
-            )
-        ]
+        def ranked(blocks: list[Block]) -> list[Tensor]:
+            score = self.pruning.score
+            return [scores.score_channels(b.static_energy(), b.columns, score) for b in blocks]
+
         parts = layers[0].parts
-        tokens = len(layers[0].mlp.history.energy)
         cost = flap_head_cost(
             parts.query.in_features,
             parts.head_dim,
-            tokens,
+            len(layers[0].mlp.past.energy),
             grouped=parts.grouped,
             gated=len(parts.front) == 2,
         )
-        return flap_layer_ratios(*ranked, parts.heads, self.ratio, cost)
+        return flap_layer_ratios(
+            ranked([layer.attention for layer in layers]),
+            ranked([layer.mlp for layer in layers]),
+            parts.heads,
+            self.ratio,
+            cost,
+        )
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -303,7 +303,7 @@ class PrunedModel(nn.Module):
                 f"method={self.pruning.method!r} with fusion={self.pruning.fusion!r} reads the "
                 "history: call calibrate(...) or load_history(...) first"
             )
-        longest = len(layer.mlp.history.energy)
+        longest = len(layer.mlp.past.energy)
         if self.pruning.method == "probe" and tokens > longest:
             raise ValueError(
                 f"input_ids has {tokens} tokens but the history covers {longest}: "

@@ -78,14 +78,14 @@ class Session:
             chosen = choose(states)
             return lambda: chosen
         main = torch.cuda.current_stream(states.device)
-        self._side = self._side or torch.cuda.Stream(states.device)
-        self._side.wait_event(residual.ready)
-        with torch.cuda.stream(self._side):
+        side = self._side = self._side or torch.cuda.Stream(states.device)
+        side.wait_event(residual.ready)
+        with torch.cuda.stream(side):
             chosen = choose(states)
-        states.record_stream(self._side)
+        states.record_stream(side)
 
         def wait() -> Tensor:
-            main.wait_stream(self._side)
+            main.wait_stream(side)
             chosen.record_stream(main)
             return chosen
 
