@@ -312,6 +312,8 @@ class MagpiePipeline:
         ]
 
     def _deduplicate(self, out: Path, rows: Sequence[Mapping]) -> list[dict]:
+        if not rows:
+            return []
         embeddings = self._encoder.encode([str(row["instruction"]) for row in rows])
         np.save(out / "stages" / "embeddings.npy", np.asarray(embeddings))
         found = NearestNeighborDeduplicator(self.config.dedup_threshold).fit(embeddings)

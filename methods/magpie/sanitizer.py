@@ -121,12 +121,12 @@ def _cut(body: str, sought: str, family: Family, compat: Compat) -> tuple[str, f
     if body.startswith("<b>"):
         bold = body.replace("*", "").strip()
         if compat == "fixed":
-            bold = re.sub(r"</?b>", "", _first_line(bold)).strip()
+            bold = _first_line(re.sub(r"</?b>", "", bold).strip())
         return bold, 3
-    if (answer := _ANSWER[compat].search(sought)) and _may_cut(answer.start(), compat):
+    if (answer := _ANSWER[compat].search(sought)) and _may_cut(body[: answer.start()], compat):
         return _unbold(body[: answer.start()].strip(), compat), 4
     if family == "llama-3":
-        if (step := _STEP.search(sought)) and _may_cut(step.start(), compat):
+        if (step := _STEP.search(sought)) and _may_cut(body[: step.start()], compat):
             return _unbold(body[: step.start()].strip(), compat), 5
         colon, plain = 6, 99
     else:
@@ -140,15 +140,15 @@ def _cut(body: str, sought: str, family: Family, compat: Compat) -> tuple[str, f
 
 def _cut_after_colon(body: str, number: int, compat: Compat) -> tuple[str, float]:
     """The first line announces something: keep it up to a heading or a question mark."""
-    if "#" in body and _may_cut(body.index("#"), compat):
+    if "#" in body and _may_cut(body.split("#")[0], compat):
         return _unbold(body.split("#")[0].strip(), compat), number + 0.1
     if "?" in body:
         return _unbold(_question(body), compat), number + 0.2
     return _first_line(body).replace("*", "").strip(), number + 0.3
 
 
-def _may_cut(position: int, compat: Compat) -> bool:
-    return position > 0 or compat == "official"
+def _may_cut(kept: str, compat: Compat) -> bool:
+    return compat == "official" or bool(re.search(r"\w", kept))
 
 
 def _question(text: str, unwanted: str = "") -> str:

@@ -133,15 +133,15 @@ def _without_default_system(tokenizer: "PreTrainedTokenizerBase", pre: str) -> s
     rendered = _render(tokenizer, turns, prompt=False)
     between = rendered.split(first)[1].split(second)[0]
     turn_end = rendered.split(second)[1]
-    if between.endswith(pre):
-        return pre  # the whole T_pre opens every user turn: there is no system turn
+    bos = tokenizer.bos_token or ""
+    if between.endswith(pre.removeprefix(bos)):
+        return pre  # all of T_pre opens every user turn: there is no system turn
     header = between.removeprefix(turn_end)
     if header == between or not header or not pre.endswith(header):
         raise ValueError(
             "the system turn that the chat template adds cannot be told from the user header: "
             "use system='default'"
         )
-    bos = tokenizer.bos_token or ""
     opens = bool(bos) and pre.startswith(bos) and not header.startswith(bos)
     return (bos if opens else "") + header
 

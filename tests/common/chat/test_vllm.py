@@ -1,0 +1,76 @@
+"""The vLLM client against an engine with vLLM's interface: what is asked and how it is read."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ritornello.common.chat import GenerationParams, Message, VLLMClient, replicates
+from ritornello.common.chat.vllm import load_vllm
+from ritornello.common.errors import UserError
+
+
+class Engine:
+    """Answers every prompt with the bytes "ok" and its end; log-probabilities by token id."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.settings = []
+        self.prompts = []
+
+    def get_tokenizer(self):
+        return self.tokenizer
+
+    def generate(self, prompts, settings, use_tqdm):
+        settings = settings if isinstance(settings, list) else [settings] * len(prompts)
+        self.settings += settings
+        self.prompts += [prompt["prompt_token_ids"] for prompt in prompts]
+        return [self._output(p["prompt_token_ids"], s) for p, s in zip(prompts, settings)]
+
+    def _output(self, ids, settings):
+        answer = [*self.tokenizer("ok")["input_ids"], self.tokenizer.eos_token_id]
+        entry = lambda i: {
+            i: SimpleNamespace(logprob=-i / 10, rank=1 + i % 2, decoded_token=str(i))
+        }
+        text = SimpleNamespace(
+            text="ok",
+            token_ids=answer,
+            finish_reason="stop",
+            stop_reason=None,
+            logprobs=[entry(i) for i in answer],
+        )
+        return SimpleNamespace(
+            outputs=[text], prompt_token_ids=ids, prompt_logprobs=[None, *map(entry, ids[1:])]
+        )
+
+
+@pytest.fixture
+def engine(tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    return Engine(tokenizer)
+
+
+def test_requests_and_answers_are_translated(engine, tokenizer):
+    client = VLLMClient(engine, model_id="v")
+    params = GenerationParams(max_tokens=5, temperature=0.7, top_p=0.9, stop=("x",), logprobs=1)
+    answers = client.generate(replicates([Message.user("hi")], 2), params)
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert engine.prompts == [tokenizer(text, add_special_tokens=False)["input_ids"]] * 2
+    first, second = engine.settings
+    assert (first.max_tokens, first.temperature, first.top_p, first.stop) == (5, 0.7, 0.9, ["x"])
+    assert first.seed != second.seed
+    assert answers[0].text == "ok"
+    assert answers[0].logprobs == tuple(-i / 10 for i in answers[0].token_ids)
+
+
+def test_continuations_are_scored_by_prompt_logprobs(engine, tokenizer):
+    scores = VLLMClient(engine, model_id="v").score_continuations(["ab"], [["c", "de"]])[0]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("c", "de")]
+    assert scores.tokens == tuple(tuple(-i / 10 for i in row) for row in ids)
+    assert scores.greedy == tuple(all(i % 2 == 0 for i in row) for row in ids)
+
+
+def test_a_missing_vllm_is_told(tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match="pip install vllm"):
+        load_vllm("some/model")
