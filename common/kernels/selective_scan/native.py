@@ -1,4 +1,4 @@
-"""Selective scan in C++ (scan.cpp), built at first use: states stay in registers."""
+"""Selective scan in C++ (scan.cpp), built at first use: a block's states stay in the cache."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from ritornello.common.kernels.compiled import build_obstacle, load_library
 
 SOURCE = (__package__, "scan.cpp")
-CHANNELS_PER_TASK = 32
+CHANNELS_PER_TASK = 32  # as in scan.cpp: the partial sums it writes
 
 
 def obstacle() -> str | None:

@@ -1,4 +1,4 @@
-// Selective scan on a CPU, forward and backward, states in registers; and the causal convolution
+// Selective scan on a CPU, forward and backward, and the causal convolution
 // that goes before it.
 //
 // LANES channels side by side: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t,  y_t = <h_t, C_t>.
