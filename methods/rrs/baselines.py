@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ritornello.methods.rrs.families import family_of, head_shape, layers_of
+from ritornello.methods.rrs.families import family_of, head_shape, layers_of, linear_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,19 +94,19 @@ def smooth_quant(
     for layer in layers_of(model):
         for norm_name, reader_names in family.norms.items():
             norm = layer.get_submodule(norm_name)
-            readers = [layer.get_submodule(name) for name in reader_names]
+            readers = [linear_of(layer, name) for name in reader_names]
             absmax = act_absmax[names[id(readers[0])]]
             scale = static_scale(absmax, [r.weight for r in readers], alpha)
             _divide(norm, scale)
             for reader in readers:
                 reader.weight.mul_(scale.to(reader.weight.dtype))
         if through_linears:
-            output = layer.get_submodule(family.attention_output)
+            output = linear_of(layer, family.attention_output)
             scale = static_scale(act_absmax[names[id(output)]], [output.weight], alpha)
             shared = _shared_by_query_heads(scale, *head_shape(model))
             _divide(layer.get_submodule(family.value), shared.flatten())
             output.weight.mul_(_for_each_query_head(shared, *head_shape(model)))
-            down = layer.get_submodule(family.mlp_output)
+            down = linear_of(layer, family.mlp_output)
             _check_passes_scale(model)
             scale = static_scale(act_absmax[names[id(down)]], [down.weight], alpha)
             _divide(layer.get_submodule(family.mlp_inputs[0]), scale)
@@ -116,10 +116,11 @@ def smooth_quant(
 
 def _divide(module: nn.Module, scale: Tensor) -> None:
     """Divides what a norm or a linear layer puts out by `scale`."""
-    scale = scale.to(module.weight.dtype)
-    module.weight.div_(scale if module.weight.ndim == 1 else scale[:, None])
-    if getattr(module, "bias", None) is not None:
-        module.bias.div_(scale)
+    parameters = dict(module.named_parameters(recurse=False))
+    weight = parameters["weight"]
+    weight.div_(scale.to(weight.dtype) if weight.ndim == 1 else scale.to(weight.dtype)[:, None])
+    if "bias" in parameters:
+        parameters["bias"].div_(scale.to(weight.dtype))
 
 
 def _shared_by_query_heads(scale: Tensor, heads: int, kv_heads: int, width: int) -> Tensor:

@@ -105,6 +105,18 @@ def decoder_of(model: "PreTrainedModel") -> nn.Module:
     return model.get_submodule(family_of(model).decoder)
 
 
+def linear_of(parent: nn.Module, name: str) -> nn.Linear:
+    """The linear layer of that name.
+
+    Raises:
+        ValueError: it is something else (quantised by other means, or adapted).
+    """
+    linear = parent.get_submodule(name)
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(f"{name} must be a torch.nn.Linear, got {type(linear).__name__}")
+    return linear
+
+
 def layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     """The decoder layers."""
     layers = decoder_of(model).layers

@@ -162,6 +162,12 @@ class QuantLinear(nn.Module):
         context: shared by all layers of a model.
     """
 
+    weight: Tensor
+    weight_packed: Tensor
+    weight_int8: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+
     def __init__(
         self,
         in_features: int,
@@ -272,15 +278,17 @@ class QuantLinear(nn.Module):
 
     def _ready_weight(self) -> Tensor:
         """The weight in the form the product takes, kept after the first call."""
-        if self._unpacked is None:
-            if self.execution == "simulate":
-                self._unpacked = self.dequantized_weight()
-            elif self.weight_scale.device.type == "cpu":
-                # Rows are channels in memory: sorting them by scale copies whole rows.
-                self._unpacked = self.integers().t().contiguous().t()
-            else:
-                self._unpacked = self.weight_packed if self.weight_bits <= 4 else self.weight_int8
-        return self._unpacked
+        if self._unpacked is not None:
+            return self._unpacked
+        if self.execution == "simulate":
+            ready = self.dequantized_weight()
+        elif self.weight_scale.device.type == "cpu":
+            # Rows are channels in memory: sorting them by scale copies whole rows.
+            ready = self.integers().t().contiguous().t()
+        else:
+            ready = self.weight_packed if self.weight_bits <= 4 else self.weight_int8
+        self._unpacked = ready
+        return ready
 
     def forward(self, x: Float[Tensor, "*batch channels"]) -> Float[Tensor, "*batch out"]:
         """The layer's output, in the dtype of `x`."""

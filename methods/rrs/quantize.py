@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from ritornello.methods.rrs.baselines import collect_absmax, smooth_quant
 from ritornello.methods.rrs.calibration import round_weights
 from ritornello.methods.rrs.config import RRSConfig
-from ritornello.methods.rrs.families import decoder_of, family_of, head_shape, layers_of
+from ritornello.methods.rrs.families import (
+    decoder_of,
+    family_of,
+    head_shape,
+    layers_of,
+    linear_of,
+)
 from ritornello.methods.rrs.kv_cache import KeyQuantizer, install_key_quantizers
 from ritornello.methods.rrs.linear import ActivationQuantizer, QuantLinear, TokenContext
 from ritornello.methods.rrs.rotation import (
@@ -77,7 +83,7 @@ def install_projections(model: "PreTrainedModel", config: RRSConfig) -> None:
     turns = online_rotations(model, mode=config.rotate_mode) if config.rotate else {}
     for layer in layers_of(model):
         for name, kind in family.projections.items():
-            linear = layer.get_submodule(name)
+            linear = linear_of(layer, name)
             layer.set_submodule(name, QuantLinear.from_linear(linear, turns.get(kind)))
     context = TokenContext()
     for layer in quant_linears(model):
@@ -154,7 +160,7 @@ def _check(model: "PreTrainedModel", config: RRSConfig, calibration_ids: Tensor 
             f"{calibration_ids.dtype} {tuple(calibration_ids.shape)}"
         )
     layer = layers_of(model)[0]
-    widths = {name: layer.get_submodule(name).in_features for name in family.projections}
+    widths = {name: linear_of(layer, name).in_features for name in family.projections}
     for name, width in widths.items():
         if config.w_group_size is not None and width % config.w_group_size:
             raise ValueError(

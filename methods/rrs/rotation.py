@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from ritornello.common.kernels.hadamard import hadamard_factors, hadamard_transform
 from ritornello.common.kernels.hadamard.matrices import hadamard_order_exists
-from ritornello.methods.rrs.families import decoder_of, family_of, head_shape, layers_of
+from ritornello.methods.rrs.families import (
+    decoder_of,
+    family_of,
+    head_shape,
+    layers_of,
+    linear_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -131,7 +137,7 @@ def online_rotations(model: "PreTrainedModel", *, mode: str = "hadamard") -> dic
     """
     family = family_of(model)
     heads, _, _ = head_shape(model)
-    inner = layers_of(model)[0].get_submodule(family.mlp_output).in_features
+    inner = linear_of(layers_of(model)[0], family.mlp_output).in_features
     across = heads if hadamard_order_exists(heads) else 1
     return {
         "attention_output": InputRotation(across, heads),
@@ -195,8 +201,8 @@ def fuse_rms_norms(
                 _replace(writer, "weight", lambda w: _without_mean(w.T).T)
                 _replace(writer, "bias", _without_mean)
         for norm, readers in family.norms.items():
-            _fold_norm(layer, norm, [layer.get_submodule(name) for name in readers])
-    _fold_norm(decoder, family.final_norm, [model.lm_head])
+            _fold_norm(layer, norm, [linear_of(layer, name) for name in readers])
+    _fold_norm(decoder, family.final_norm, [linear_of(model, "lm_head")])
     return model
 
 
@@ -207,8 +213,10 @@ def convert_norms(model: "PreTrainedModel") -> None:
     if not isinstance(getattr(decoder, family.final_norm), nn.LayerNorm):
         return
     for parent, name in _norms(model):
-        setattr(parent, name, _plain_rms_norm(getattr(parent, name)))
-    head = model.lm_head
+        norm = parent.get_submodule(name)
+        assert isinstance(norm, nn.LayerNorm)
+        setattr(parent, name, _plain_rms_norm(norm))
+    head = linear_of(model, "lm_head")
     head.bias = nn.Parameter(head.weight.new_zeros(len(head.weight)), requires_grad=False)
 
 
@@ -249,27 +257,28 @@ def _check_convertible(model: "PreTrainedModel") -> None:
             )
 
 
-def _fold_norm(parent: nn.Module, name: str, readers: list[nn.Module]) -> None:
+def _fold_norm(parent: nn.Module, name: str, readers: list[nn.Linear]) -> None:
     """W <- W diag(gain), b <- b + W shift; the norm keeps gain 1."""
-    norm = getattr(parent, name)
-    shift = getattr(norm, "bias", None)
+    norm = parent.get_submodule(name)
+    gains = dict(norm.named_parameters(recurse=False))
+    shift = gains.get("bias")
     for reader in readers:
         if shift is not None:
             moved = reader.weight.double() @ shift.double()
             if reader.bias is None:
                 reader.bias = nn.Parameter(reader.weight.new_zeros(len(reader.weight)))
             _replace(reader, "bias", lambda b, moved=moved: b.double() + moved)
-        if norm.weight is not None:
-            gain = norm.weight.double()
+        if "weight" in gains:
+            gain = gains["weight"].double()
             _replace(reader, "weight", lambda w, gain=gain: w.double() * gain)
     if isinstance(norm, nn.LayerNorm):
         setattr(parent, name, _plain_rms_norm(norm))
-    else:
-        nn.init.ones_(norm.weight)
+    elif "weight" in gains:
+        nn.init.ones_(gains["weight"])
 
 
 def _plain_rms_norm(norm: nn.LayerNorm) -> nn.RMSNorm:
-    return nn.RMSNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+    return nn.RMSNorm(list(norm.normalized_shape), eps=norm.eps, elementwise_affine=False)
 
 
 def _without_mean(rows: Tensor) -> Tensor:
