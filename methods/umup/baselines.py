@@ -35,6 +35,9 @@ class PlainLinear(Projection):
         out = F.linear(x, weight)
         return out if self.multiplier == 1 else out * self.multiplier
 
+    def multipliers(self, rows: int) -> tuple[float, float, float]:
+        return (self.multiplier,) * 3
+
 
 class PlainEmbedding(nn.Module):
     """multiplier * table[ids] with the table from N(0, std^2)."""

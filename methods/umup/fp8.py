@@ -89,21 +89,58 @@ class _Round(torch.autograd.Function):
         return grad if ctx.backward_rounding is None else ctx.backward_rounding(grad), None, None
 
 
+class _ScaledProduct(torch.autograd.Function):
+    """The three products of a linear layer in FP8 units, multipliers as their output scales."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, scales: tuple[float, float, float]) -> Tensor:
+        flat = _to_fp8(x.reshape(-1, x.shape[-1]), torch.float8_e4m3fn)
+        low = _to_fp8(weight, torch.float8_e4m3fn)
+        ctx.save_for_backward(flat, low)
+        ctx.scales, ctx.shape = scales, x.shape
+        out = _product(flat, low.t(), scales[0], x.dtype)
+        return out.view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        flat, weight = ctx.saved_tensors
+        low = _to_fp8(grad.reshape(-1, grad.shape[-1]), torch.float8_e5m2)
+        # The second operand has to be column-major.
+        grad_x = _product(low, weight.t().contiguous().t(), ctx.scales[1], grad.dtype)
+        rows = flat.t().contiguous().t()
+        grad_weight = _product(low.t().contiguous(), rows, ctx.scales[2], grad.dtype)
+        return grad_x.view(ctx.shape), grad_weight, None
+
+
+def _to_fp8(x: Tensor, dtype: torch.dtype) -> Tensor:
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype).contiguous()
+
+
+def _product(left: Tensor, right: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    one = torch.ones((), device=left.device)
+    return torch._scaled_mm(left, right, scale_a=one * scale, scale_b=one, out_dtype=dtype)
+
+
 @dataclass(frozen=True)
 class Fp8Cast:
-    """Simulated FP8 matrix products: operands and output gradient are rounded and cast back.
+    """FP8 matrix products, simulated by rounding or run by the hardware's FP8 units.
 
     Args:
         operand: rounding of inputs and weights.
         gradient: rounding of output gradients, and of the inputs of `critical` products.
         critical: ends of names of modules whose input is rounded by `gradient`.
         exclude: ends of names of modules left alone.
+        hardware: multiply with `torch._scaled_mm` in e4m3fn and e5m2 (Hopper and later; sizes must
+            be multiples of 16 there). The units take no two E5M2 operands, so critical products
+            stay in the input's precision.
     """
 
     operand: Rounding = round_e4m3fn
     gradient: Rounding = round_e5m2
     critical: tuple[str, ...] = CRITICAL
     exclude: tuple[str, ...] = READOUT
+    hardware: bool = False
 
     def attach(self, model: nn.Module) -> list[str]:
         """Casts in every `Projection` of `model` but the excluded; gives their names."""
@@ -119,6 +156,11 @@ class Fp8Cast:
 
     def __call__(self, module: "Projection", x: Tensor) -> Tensor:
         """The module's product with rounded operands; the output gradient is rounded too."""
+        if self.hardware and module.critical:
+            return module.project(x, module.weight)
+        if self.hardware:
+            scales = module.multipliers(x.numel() // x.shape[-1])
+            return _ScaledProduct.apply(x, module.weight, scales)
         rounded = _Round.apply(x, self.gradient if module.critical else self.operand, None)
         weight = _Round.apply(module.weight, self.operand, None)
         return _Round.apply(module.project(rounded, weight), None, self.gradient)

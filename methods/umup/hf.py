@@ -24,12 +24,13 @@ def _sizes(config: LlamaConfig) -> DecoderConfig:
         ValueError: naming the option of the config that has no unit-scaled form here.
     """
     rope = getattr(config, "rope_parameters", None) or {"rope_type": "default"}
+    head_dim = config.hidden_size // config.num_attention_heads
     wanted: dict[str, tuple[Any, Any, str]] = {
-        "tie_word_embeddings": (config.tie_word_embeddings, False, "embedding and readout need different learning rates"),
+        "tie_word_embeddings": (config.tie_word_embeddings, False, "the two need different rates"),
         "attention_bias": (config.attention_bias, False, "u-muP has no biases"),
         "mlp_bias": (config.mlp_bias, False, "u-muP has no biases"),
         "hidden_act": (config.hidden_act, "silu", "the gate is unit-scaled for silu"),
-        "head_dim": (config.head_dim, config.hidden_size // config.num_attention_heads, "heads share the width"),
+        "head_dim": (config.head_dim, head_dim, "heads share the width"),
         "attention_dropout": (config.attention_dropout, 0.0, "u-muP trains without dropout"),
         "rope_type": (rope.get("rope_type", "default"), "default", "positions are not rescaled"),
     }  # fmt: skip
@@ -142,9 +143,7 @@ def _attention_mask(
 
 
 @torch.no_grad()
-def export_llama(
-    model: UmupLlamaForCausalLM, tokens: int | None = None
-) -> LlamaForCausalLM:
+def export_llama(model: UmupLlamaForCausalLM, tokens: int | None = None) -> LlamaForCausalLM:
     """A plain LlamaForCausalLM with the same logits: every multiplier is folded into a weight.
 
     The residual stream of the plain model is the unit-scaled one times the product of the earlier
@@ -160,9 +159,7 @@ def export_llama(
         device=model.decoder.embedding.weight.device, dtype=model.decoder.embedding.weight.dtype
     )
     plain.model.embed_tokens.weight.copy_(model.decoder.embedding.weight)
-    plain.lm_head.weight.copy_(
-        model.decoder.readout.weight * (scheme.loss_softmax / config.width)
-    )
+    plain.lm_head.weight.copy_(model.decoder.readout.weight * (scheme.loss_softmax / config.width))
     head_dim, mult = config.head_dim, scheme.attention_softmax
     attended = attention_scale(tokens, head_dim, mult=mult, is_causal=True)
     gate_mult = scheme.ffn_activation
@@ -188,4 +185,3 @@ def export_llama(
         )
         stream *= (1 + feed_tau**2) ** 0.5
     return plain.eval()
-

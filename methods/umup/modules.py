@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.umup import functional as U
-from ritornello.methods.umup.functional.activations import EPS
 from ritornello.methods.umup.fp8 import Fp8Cast
+from ritornello.methods.umup.functional.activations import EPS
+from ritornello.methods.umup.functional.projections import linear_scales
 from ritornello.methods.umup.parameter import MupModule, MupType, Parameter
 from ritornello.methods.umup.scale import Constraint
 
@@ -31,6 +32,10 @@ class Projection(MupModule):
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """The product without any cast."""
         raise TypeError(f"{type(self).__name__} must define project")
+
+    def multipliers(self, rows: int) -> tuple[float, float, float]:
+        """Multipliers of output, input gradient and weight gradient, for `rows` rows."""
+        raise TypeError(f"{type(self).__name__} must define multipliers")
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         return self.project(x, self.weight) if self.cast is None else self.cast(self, x)
@@ -73,6 +78,10 @@ class Linear(Projection):
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         return U.linear(x, weight, self.bias, constraint=self.constraint)
+
+    def multipliers(self, rows: int) -> tuple[float, float, float]:
+        readout = self.mup_type == "output"
+        return *linear_scales(self.weight, self.constraint, readout=readout), rows**-0.5
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, constraint={self.constraint}"

@@ -115,7 +115,7 @@ def param_groups(
     return groups
 
 
-def AdamW(  # noqa: N802 - stands where torch.optim.AdamW stood
+def AdamW(
     params: Parameters, lr: float | Tensor, *, weight_decay: float = 0.0, **options: Any
 ) -> torch.optim.AdamW:
     """`torch.optim.AdamW` on `param_groups`, whose options it takes beside torch's own."""
@@ -124,7 +124,7 @@ def AdamW(  # noqa: N802 - stands where torch.optim.AdamW stood
     return torch.optim.AdamW(groups, lr=lr, **rest)
 
 
-def Adam(  # noqa: N802
+def Adam(
     params: Parameters, lr: float | Tensor, *, weight_decay: float = 0.0, **options: Any
 ) -> torch.optim.Adam:
     """`torch.optim.Adam` on `param_groups`, whose options it takes beside torch's own."""
@@ -133,7 +133,7 @@ def Adam(  # noqa: N802
     return torch.optim.Adam(groups, lr=lr, **rest)
 
 
-def SGD(  # noqa: N802
+def SGD(
     params: Parameters, lr: float | Tensor, *, weight_decay: float = 0.0, **options: Any
 ) -> torch.optim.SGD:
     """`torch.optim.SGD` on `param_groups`, whose options it takes beside torch's own."""

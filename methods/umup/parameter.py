@@ -13,7 +13,7 @@ from torch import Tensor, nn
 MupType = Literal["weight", "bias", "norm", "output"]
 
 
-def Parameter(  # noqa: N802 - it stands where nn.Parameter stood
+def Parameter(
     data: Tensor,
     mup_type: MupType,
     *,

@@ -1,6 +1,6 @@
 """Unit-scaled operators with weights: linear, readout, matmul, convolution, embedding (table 8).
 
-Multipliers are folded into the matrix products (`alpha` of addmm), so they cost no pass over memory.
+Multipliers are folded into the matrix products (`alpha` of addmm) and cost no pass over memory.
 """
 
 import torch
@@ -63,6 +63,15 @@ def _apply_linear(
     return _Linear.apply(x, weight, bias, (out_scale, in_scale, rows**-0.5))
 
 
+def linear_scales(
+    weight: Tensor, constraint: Constraint | None, *, readout: bool = False
+) -> tuple[float, float]:
+    """Multipliers of the output and of the input gradient of `linear` or `linear_readout`."""
+    outputs, inputs = weight.shape
+    out_scale = 1 / inputs if readout else inputs**-0.5
+    return constrain(constraint, out_scale, grad_input=outputs**-0.5)
+
+
 def linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, "outputs inputs"],
@@ -75,9 +84,7 @@ def linear(
     Input gradient: outputs^-1/2, or inputs^-1/2 under the default constraint. Weight and bias
     gradient: rows^-1/2, where rows counts the leading axes of `x`.
     """
-    outputs, inputs = weight.shape
-    scales = constrain(constraint, inputs**-0.5, grad_input=outputs**-0.5)
-    return _apply_linear(x, weight, bias, *scales)
+    return _apply_linear(x, weight, bias, *linear_scales(weight, constraint))
 
 
 def linear_readout(
@@ -88,9 +95,7 @@ def linear_readout(
     constraint: Constraint | None = None,
 ) -> Float[Tensor, "*batch outputs"]:
     """The last projection: 1/inputs forward, as muP asks; input gradient outputs^-1/2."""
-    outputs, inputs = weight.shape
-    scales = constrain(constraint, 1 / inputs, grad_input=outputs**-0.5)
-    return _apply_linear(x, weight, bias, *scales)
+    return _apply_linear(x, weight, bias, *linear_scales(weight, constraint, readout=True))
 
 
 def matmul(

@@ -51,9 +51,7 @@ def test_autocast_and_checkpointing_keep_the_numbers(scheme):
     torch.testing.assert_close(low, loss, rtol=0.05, atol=0.05)
     assert all(g.dtype == torch.float32 for g in gradients(low, lm))
     plain = lm.layers[0](lm.embedding(ids))
-    again = torch.utils.checkpoint.checkpoint(
-        lm.layers[0], lm.embedding(ids), use_reentrant=False
-    )
+    again = torch.utils.checkpoint.checkpoint(lm.layers[0], lm.embedding(ids), use_reentrant=False)
     for a, b in zip(
         gradients(plain.sum(), lm.layers[0]), gradients(again.sum(), lm.layers[0]), strict=True
     ):
@@ -76,11 +74,26 @@ def test_cast_rounds_operands_and_output_gradient(operand, gradient):
     torch.testing.assert_close(grad_w, low_g.T @ low_x * 4**-0.5)
 
 
+def test_fp8_units_give_the_simulated_numbers():
+    """torch._scaled_mm, which CPUs run too, against rounding and ordinary products."""
+    layer = Linear(32, 16, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    upstream = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(2))
+    found = []
+    for cast in (Fp8Cast(), Fp8Cast(hardware=True)):
+        cast.attach(torch.nn.ModuleDict({"up": layer}))
+        out = layer(x)
+        found.append((out, *torch.autograd.grad(out, (x, layer.weight), upstream)))
+    for simulated, real in zip(*found, strict=True):
+        torch.testing.assert_close(real, simulated)
+
+
 def test_cast_leaves_the_readout_and_takes_critical_inputs_wide():
     lm, (ids, targets) = model(), batch()
     before = lm.loss(ids, targets)
     names = Fp8Cast().attach(lm)
-    assert len(names) == 7 * CONFIG.layers and "readout" not in names
+    assert len(names) == 7 * CONFIG.layers
+    assert "readout" not in names
     critical = {n for n, m in lm.named_modules() if getattr(m, "critical", False)}
     assert critical == {
         f"layers.{i}.{part}" for i in range(2) for part in ("attention.output", "feed_forward.down")

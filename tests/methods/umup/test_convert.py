@@ -32,7 +32,7 @@ def test_modules_functions_and_residual_sums_become_unit_scaled():
     converted, report = unit_scale(Net(), generator=generator())
     kinds = [type(converted.get_submodule(n)) for n in ("embedding", "norm", "up", "head")]
     assert kinds == [Embedding, LayerNorm, Linear, LinearReadout]
-    assert [line for line in report.unmapped] == ["tanh: function tanh"]
+    assert report.unmapped == ["tanh: function tanh"]
     assert sum("residual sum" in line for line in report.changed) == 2
     param_groups(converted, 1.0)
     ids = torch.arange(6)[None] % 7
@@ -56,7 +56,8 @@ def test_the_original_is_left_alone():
     net = Net()
     before = net.up.weight.clone()
     unit_scale(net, generator=generator())
-    assert type(net.up) is nn.Linear and torch.equal(net.up.weight, before)
+    assert type(net.up) is nn.Linear
+    assert torch.equal(net.up.weight, before)
 
 
 def test_untraceable_code_and_unknown_modules_are_listed():

@@ -1,6 +1,7 @@
 """Every operator against values of the authors' library (tests/golden/umup/ops.npz)."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_values_and_gradients_equal_the_library(name, dtype):
 
 @pytest.mark.parametrize("name", sorted(RULES["residual_tau"]))
 def test_residual_tau_equals_the_table(name):
-    branches, mult, ratio = (float(part.lstrip("Lmultratio")) for part in name.split("_"))
+    branches, mult, ratio = (float(number) for number in re.findall(r"[\d.]+", name))
     ours = [
         transformer_residual_tau(i, int(branches), residual_mult=mult, attention_ratio=ratio)
         for i in range(int(branches))

@@ -27,7 +27,9 @@ def tags(module: nn.Module) -> dict[str, tuple]:
 
 
 def small() -> nn.Sequential:
-    return nn.Sequential(DepthSequential(Linear(4, 4, bias=True), LayerNorm(4)), LinearReadout(4, 3))
+    return nn.Sequential(
+        DepthSequential(Linear(4, 4, bias=True), LayerNorm(4)), LinearReadout(4, 3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_wrappers_take_torch_s_options_and_groups(build):
     named = [{"params": list(model[0].parameters()), "lr": 0.5}, {"params": model[1].weight}]
     optimizer = build(named, 1.0, maximize=True)
     rates = {g["lr"] for g in optimizer.param_groups}
-    assert 1.0 in rates and max(rates) == 1.0
+    assert max(rates) == 1.0
     assert all(g["maximize"] for g in optimizer.param_groups)
 
 
@@ -163,7 +165,7 @@ def test_convolution_pads_once_and_keeps_its_constraint(mode):
             ),
             "label_smoothing",
         ),
-        (lambda: U.cross_entropy(torch.zeros(2, 3), torch.zeros(2).long(), reduction="none"), "reduction"),
+        (lambda: U.mse_loss(torch.zeros(2), torch.zeros(2), reduction="none"), "reduction"),
         (lambda: U.residual_apply(lambda x: x, torch.zeros(2), tau=-1.0), "tau must be positive"),
         (lambda: UMuP(loss_softmax=0.0), "loss_softmax must be positive"),
         (lambda: Parameter(torch.zeros(2), "hidden"), "mup_type must be one of"),

@@ -159,7 +159,9 @@ def ids() -> torch.Tensor:
 @pytest.mark.parametrize("width", [32, 256])
 def test_every_gradient_and_activation_of_the_model_starts_near_one(width):
     model = lm(width)
-    with ScaleTracker(model, lambda name, _: name.startswith("layers.") and name[-1].isdigit()) as t:
+    with ScaleTracker(
+        model, lambda name, _: name.startswith("layers.") and name[-1].isdigit()
+    ) as t:
         model.loss(ids()[:, :-1], ids()[:, 1:]).backward()
     for scale in t.scales():
         # Gradients of query and key are small by design (their multiplier is the values').
