@@ -188,7 +188,12 @@ class AttentionBlock(Block):
         key, value = rotate(self._heads(key), rotary), self._heads(value)
         if cache is not None:
             store, layer = cache
-            key, value = store.update(key, value, layer)
+            if key.shape[1] == 0:
+                # A cache without heads forgets how many tokens it has seen.
+                blank = key.new_zeros(len(key), 1, *key.shape[2:])
+                store.update(blank, blank, layer)
+            else:
+                key, value = store.update(key, value, layer)
         key, value = self._shared(key, value, heads)
         return attend(query, key, value, mask), rows
 

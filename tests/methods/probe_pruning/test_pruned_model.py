@@ -323,3 +323,14 @@ def test_post_norm_opt_is_supported(build, prune, ids):
     torch.testing.assert_close(logits(kept_all, ids), dense, rtol=1e-5, atol=1e-5)
     unwrap(kept_all)
     assert logits(prune(model), ids).isfinite().all()
+
+
+def test_a_layer_may_lose_all_its_heads_and_still_decode(build, prune, ids):
+    ratios = {0: (1.0, 0.5), 1: (0.5, 0.5), 2: (1.0, 0.5), 3: (0.25, 0.0)}
+    model = build(key_value_heads=4)
+    pruned = prune(model, method="static", skip_layers=(), per_layer_ratios=ratios)
+    assert [len(heads) for heads, _ in (pruned.layers[i].static for i in range(4))] == [0, 2, 0, 3]
+    with torch.no_grad():
+        first = pruned(ids[:, :8], use_cache=True)
+        step = pruned(ids[:, 8:9], cache=first.cache).logits
+    torch.testing.assert_close(step[:, 0], logits(pruned, ids[:, :9])[:, -1])
