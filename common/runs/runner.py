@@ -73,8 +73,14 @@ def run(
             for name in {c.part: None for c in pending}:
                 plan.parts[name].measure.prepare()
 
+            known: dict[str, dict[str, Any]] = {}
+
             def read() -> list[dict[str, Any]]:
-                return [r for c in cells if (r := store.read(c)) is not None]
+                """Records so far; each file is read once."""
+                for cell in cells:
+                    if cell.key not in known and store.is_finished(cell):
+                        known[cell.key] = store.read(cell) or {}
+                return [record for record in known.values() if record]
 
             with progress(cells, read, workers) if progress else _Silent() as bar:
                 if workers == 1:
