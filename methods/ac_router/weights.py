@@ -209,7 +209,7 @@ def _deviation_sums(
     total = torch.zeros_like(mean)
     for begin in range(0, len(tokens), block):
         rows = slice(begin, begin + block)
-        centred = tokens[rows] - mean[members.assignment[rows]]
+        centred = mean.index_select(0, members.assignment[rows]).sub_(tokens[rows])
         total += members.sums(centred.abs_(), begin)
     return total
 
@@ -274,6 +274,6 @@ def token_weights(
 ) -> Float[Tensor, "n d"]:
     """Each token's own weights: W of its first expert, or Σ_j p_ij W_{a_ij} with `mixing` = p."""
     if mixing is None:
-        return weights[indices[:, 0]]
+        return weights.index_select(0, indices[:, 0])
     share = weights.new_zeros(len(indices), len(weights))
     return share.scatter_add_(1, indices, mixing.detach().to(weights.dtype)) @ weights
