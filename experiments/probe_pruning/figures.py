@@ -19,6 +19,8 @@ _NAMES = {
     "pp_parallel": "PP-Parallel",
 }
 _PART = "language_model"
+# More arms than colours: shapes tell them apart.
+_MARKERS = "os^vDP*Xd"
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -113,10 +115,11 @@ def _cost(results: Results) -> Iterator[Figure]:
     if perplexity is None or speed is None or flops is None:
         return
     figure, (left, right) = new_figure(columns=2, width=4.8, sharey=True)
-    for arm in perplexity.index:
+    for number, arm in enumerate(perplexity.index):
+        marker = _MARKERS[number % len(_MARKERS)]
         name = _NAMES.get(arm, arm)
-        left.scatter(flops[arm], perplexity[arm], label=name)
-        right.scatter(speed[arm], perplexity[arm])
+        left.scatter(flops[arm], perplexity[arm], marker=marker, label=name)
+        right.scatter(speed[arm], perplexity[arm], marker=marker)
     left.set(xlabel="FLOPs, share of the dense layers", ylabel="perplexity", yscale="log")
     right.set(xlabel="seconds a batch")
     left.legend(fontsize=7)
