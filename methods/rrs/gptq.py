@@ -98,7 +98,9 @@ def gptq_quantize(
             current[i + 1 :].addr_(upper[i, i + 1 :], errors[i], alpha=-1)
         columns[block.stop :].addmm_(factor[block, block.stop :].T, errors, alpha=-1)
     q = torch.empty_like(levels).index_copy_(0, permutation, levels).T.to(torch.int8).contiguous()
-    scales = torch.stack(group_scales if group_size is not None else [scale], dim=1)
+    if scale is not None and group_size is None:
+        group_scales.append(scale)
+    scales = torch.stack(group_scales, dim=1)
     return Quantized(q, scales, torch.zeros_like(scales))
 
 

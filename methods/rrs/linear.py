@@ -188,10 +188,9 @@ class QuantLinear(nn.Module):
         self.execution = "simulate"
         self.context = TokenContext()
         self._prefill_scale: GroupedScale | None = None
-        place = {"device": device}
         groups = 1 if weight_group_size is None else in_features // weight_group_size
         if weight_bits == 16:
-            weight = torch.empty(out_features, in_features, dtype=dtype, **place)
+            weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
             self.register_buffer("weight", weight)
         elif weight_bits <= 4:
             if in_features % 2:
@@ -199,17 +198,17 @@ class QuantLinear(nn.Module):
                     f"in_features must be even for weights of {weight_bits} bits, which are packed "
                     f"in pairs; got {in_features}"
                 )
-            packed = torch.empty(out_features, in_features // 2, dtype=torch.uint8, **place)
+            packed = torch.empty(out_features, in_features // 2, dtype=torch.uint8, device=device)
             self.register_buffer("weight_packed", packed)
         else:
-            levels = torch.empty(out_features, in_features, dtype=torch.int8, **place)
+            levels = torch.empty(out_features, in_features, dtype=torch.int8, device=device)
             self.register_buffer("weight_int8", levels)
         if weight_bits < 16:
             shape = (out_features,) if groups == 1 else (out_features, groups)
             # float32: a scale in half precision would move every weight of its row.
-            self.register_buffer("weight_scale", torch.empty(shape, **place))
+            self.register_buffer("weight_scale", torch.empty(shape, device=device))
         self.register_buffer(
-            "bias", torch.empty(out_features, dtype=dtype, **place) if bias else None
+            "bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None
         )
         self.dtype = dtype
         self._unpacked: Tensor | None = None

@@ -204,13 +204,15 @@ class _TokenWatch:
         tokens = values.get("input_ids")
         if tokens is None:
             tokens = values["inputs_embeds"]
+        assert isinstance(tokens, Tensor)
         batch, length = tokens.shape[:2]
         cache = values.get("cache", values.get("past_key_values"))
         mask = values.get("attention_mask")
         self.context.shape = (batch, length)
+        self.context.keep = None
         # A mask of more dimensions says who attends to whom, not which tokens are padding.
-        padded = isinstance(mask, Tensor) and mask.ndim == 2
-        self.context.keep = mask[:, -length:].bool() if padded else None
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            self.context.keep = mask[:, -length:].bool()
         self.context.continuing = cache is not None and cache.get_seq_length() > 0
 
 

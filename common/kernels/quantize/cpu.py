@@ -45,7 +45,8 @@ def smooth_quantize(
     batch, tokens, channels = x.shape
     x = x.contiguous().float()
     order = order.to(torch.int32).contiguous()
-    scale = group_scale.float().repeat_interleave(group_size, dim=1)[:, :channels].contiguous()
+    factor = group_scale.float().reciprocal().repeat_interleave(group_size, dim=1)
+    factor = factor[:, :channels].contiguous()
     q = torch.empty(batch, tokens, channels, dtype=torch.int8)
     row_scale = torch.empty(batch, tokens)
     function = load_library(_PACKAGE, _SOURCE).smooth_quantize
@@ -53,7 +54,7 @@ def smooth_quantize(
         function(
             _pointer(x[b]),
             _pointer(order[b]),
-            _pointer(scale[b]),
+            _pointer(factor[b]),
             _pointer(q[b]),
             _pointer(row_scale[b]),
             ctypes.c_int64(tokens),
