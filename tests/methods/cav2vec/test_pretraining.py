@@ -303,3 +303,29 @@ def test_the_penalty_is_weighted_by_all_frames():
     assert math.isclose(
         float(output.loss.detach()) * 24, float(output.total.detach()), rel_tol=1e-6
     )
+
+
+def test_bfloat16_autocast_gives_nearly_the_same_loss():
+    """Targets and losses stay in float32."""
+    clips = batch_of(2, 20)
+    masks = draw_masks(clips.audio_corrupted, None, generator=np.random.default_rng(0))
+    model = model_of()
+    exact = model(clips, masks=masks, mode="audio_dropped")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        coarse = model(clips, masks=masks, mode="audio_dropped")
+    assert coarse.loss.dtype == torch.float32
+    torch.testing.assert_close(coarse.loss, exact.loss, rtol=0.02, atol=0.02)
+    coarse.loss.backward()
+    assert torch.isfinite(model.mask_emb.grad).all()
+
+
+def test_reliability_scores_damp_a_stream_and_keep_the_published_names():
+    plain = AVHubertModel(ENCODER)
+    scored = AVHubertModel(AVHubertConfig(**(ENCODER.to_dict() | {"fusion": "reliability"})))
+    extra = set(scored.state_dict()) - set(plain.state_dict())
+    assert all(name.startswith("reliability.") for name in extra)
+    clips = batch_of(2, 9)
+    features = [torch.ones(2, 9, 16), torch.ones(2, 9, 16)]
+    damped = scored.fuse(*features)
+    assert ((damped > 0) & (damped < 1)).all()
+    assert torch.isfinite(scored(clips.audio, clips.video).last_hidden_state).all()
