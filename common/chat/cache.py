@@ -35,7 +35,7 @@ def generation_key(model_id: str, prompt: Prompt, params: GenerationParams) -> b
     if params.temperature == 0:
         params = replace(params, seed=0, top_p=1.0, top_k=0)
         prompt = replace(prompt, sample=0)
-    settings = asdict(params) | {
+    settings = vars(params) | {
         "temperature": float(params.temperature),
         "top_p": float(params.top_p),
         "stop": sorted(set(params.stop)),

@@ -13,9 +13,10 @@ SHRINK = 0.8
 class AdaptiveLimit:
     """At most `limit` requests at a time; additive increase, multiplicative decrease.
 
-    The limit grows by one after as many answers in a row as it allows at a time, and shrinks by
-    a fifth when the server throttles; further throttling within the cool-down changes nothing, as
-    it comes from requests sent before.
+    Until the server first throttles, every answer raises the limit by one (it doubles within a
+    round trip). Then it grows by one after as many answers in a row as it allows at a time, and
+    shrinks by a fifth at each throttling; further throttling within the cool-down changes nothing,
+    as it comes from requests sent before.
 
     Args:
         ceiling: the most requests at a time.
@@ -31,6 +32,7 @@ class AdaptiveLimit:
         self._cool_down = cool_down_seconds
         self._running = 0
         self._clean = 0
+        self._throttled_yet = False
         self._shrunk_at = -float("inf")
         self._changed = asyncio.Condition()
 
@@ -50,13 +52,14 @@ class AdaptiveLimit:
     def succeeded(self) -> None:
         """Counts an answer."""
         self._clean += 1
-        if self._clean >= int(self.limit):
+        if not self._throttled_yet or self._clean >= int(self.limit):
             self._clean = 0
             self.limit = min(self.limit + 1, self._ceiling)
 
     def throttled(self) -> None:
         """Counts a refusal for asking too fast."""
         self._clean = 0
+        self._throttled_yet = True
         now = time.monotonic()
         if now - self._shrunk_at >= self._cool_down:
             self._shrunk_at = now

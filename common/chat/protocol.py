@@ -24,7 +24,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -258,7 +258,8 @@ class Completion:
         return self.finish_reason != "error"
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        # the fields are flat but for one: a deep copy would cost more than writing the line
+        return vars(self) | {"usage": vars(self.usage)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, object]) -> "Completion":

@@ -255,18 +255,21 @@ def test_a_call_works_inside_a_running_event_loop():
         assert asyncio.run(notebook(server))[0].text == "re: a"
 
 
-def test_adaptive_limit_grows_by_one_per_window_and_shrinks_once_per_cool_down():
+def test_adaptive_limit_doubles_until_throttled_then_grows_by_one_per_window():
     async def scenario():
-        limit = AdaptiveLimit(10, start=4, cool_down_seconds=60.0)
+        limit = AdaptiveLimit(20, start=4, cool_down_seconds=60.0)
         for _ in range(4):
             limit.succeeded()
-        assert limit.limit == 5
+        assert limit.limit == 8
         limit.throttled()
         limit.throttled()
-        assert limit.limit == 4
+        assert limit.limit == pytest.approx(6.4)
+        for _ in range(6):
+            limit.succeeded()
+        assert limit.limit == pytest.approx(7.4)
         for _ in range(1000):
             limit.succeeded()
-        assert limit.limit == 10
+        assert limit.limit == 20
 
     asyncio.run(scenario())
 

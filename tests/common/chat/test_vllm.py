@@ -29,9 +29,10 @@ class Engine:
 
     def _output(self, ids, settings):
         answer = [*self.tokenizer("ok")["input_ids"], self.tokenizer.eos_token_id]
-        entry = lambda i: {
-            i: SimpleNamespace(logprob=-i / 10, rank=1 + i % 2, decoded_token=str(i))
-        }
+
+        def entry(i):
+            return {i: SimpleNamespace(logprob=-i / 10, rank=1 + i % 2, decoded_token=str(i))}
+
         text = SimpleNamespace(
             text="ok",
             token_ids=answer,
