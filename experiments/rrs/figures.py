@@ -47,9 +47,9 @@ def _perplexity_bars(results: Results) -> Iterator[Figure]:
         return
     figure, axes = new_figure(1, len(parts), squeeze=False)
     for axis, (part, title) in zip(axes[0], parts, strict=True):
-        rows = results.select(part, "perplexity").groupby("arm", sort=False)["value"].mean()
-        names = [_LABELS.get(arm, arm) for arm in rows.index]
-        bars = axis.barh(names, rows.to_numpy())
+        rows = results.select(part, "perplexity")
+        names = [_LABELS.get(str(arm), str(arm)) for arm in rows["arm"]]
+        bars = axis.barh(names, list(rows["value"]))
         axis.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
         axis.set(xscale="log", xlabel="perplexity (log scale)", title=title)
         axis.invert_yaxis()

@@ -223,6 +223,7 @@ def convert_norms(model: "PreTrainedModel") -> None:
 def untie_embeddings(model: "PreTrainedModel", *, warn: bool = True) -> None:
     """Gives the head its own copy of a tied embedding."""
     embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
     if model.lm_head.weight is not embedding.weight:
         return
     if warn:

@@ -1,4 +1,7 @@
 """Triton kernel of the block-scaled product on 8-bit tensor cores."""
+# Triton's own types mean something else to a type checker than to its compiler.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 
 import torch
 import triton

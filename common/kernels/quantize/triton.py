@@ -1,4 +1,7 @@
 """Triton kernels of the quantiser: two launches instead of a dozen passes."""
+# Triton's own types mean something else to a type checker than to its compiler.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 
 import torch
 import triton
