@@ -81,22 +81,34 @@ def overlay(
         frames: uint8 (n, H, W) or (n, H, W, channels).
         patch: (h, w), or (h, w, channels).
         alpha: opacity in [0, 1].
-        top: row of the patch's upper edge in each frame; may be negative.
+        top: row of the patch's upper edge in each frame (n,); may be negative.
         left: column of its left edge.
     """
+    from numpy.lib.stride_tricks import sliding_window_view
+
     height, width = patch.shape[:2]
-    rows = np.asarray(top)[:, None, None] + np.arange(height)[None, :, None]
-    columns = np.asarray(left)[:, None, None] + np.arange(width)[None, None, :]
-    inside = (rows >= 0) & (rows < frames.shape[1]) & (columns >= 0) & (columns < frames.shape[2])
-    which, i, j = np.nonzero(inside)
-    y, x = rows[which, i, 0], columns[which, 0, j]
-    weight = alpha[i, j]
-    if frames.ndim == 4:
-        weight = weight[:, None]
-    blended = frames[which, y, x] * (1 - weight) + patch[i, j] * weight
-    result = frames.copy()
-    result[which, y, x] = blended.astype(np.uint8)  # truncated, as the official code does
-    return result
+    edges = (height, width)
+    places, margins = [], []
+    for corner, size, edge in zip((top, left), frames.shape[1:3], edges, strict=True):
+        place = np.clip(corner, -edge, size)
+        before, after = max(0, -place.min()), max(0, place.max() + edge - size)
+        places.append(place + before)
+        margins.append((before, after))
+    margins = [(0, 0), *margins, *[(0, 0)] * (frames.ndim - 3)]
+    canvas = np.pad(frames, margins)  # always a copy
+    windows = sliding_window_view(canvas, edges, axis=(1, 2), writeable=True)
+    target = (np.arange(len(frames)), *places)
+    over = patch * (alpha if patch.ndim == 2 else alpha[..., None])
+    if patch.ndim == 3:
+        over = np.moveaxis(over, -1, 0)
+    # truncated, as the official code does
+    windows[target] = (windows[target] * (1 - alpha) + over).astype(np.uint8)
+    (first_row, _), (first_column, _) = margins[1:3]
+    return canvas[
+        :,
+        first_row : first_row + frames.shape[1],
+        first_column : first_column + frames.shape[2],
+    ]
 
 
 def cover_lower_face(frames: np.ndarray, patch: np.ndarray, alpha: np.ndarray) -> np.ndarray:
@@ -144,16 +156,20 @@ def gaussian_noise(frames: Clip, variance: float, generator: np.random.Generator
 def gaussian_blur(frames: Clip, sigma: float) -> Clip:
     """A separable 7×7 Gaussian, edges mirrored."""
     reach = _BLUR_TAPS // 2
-    taps = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2).astype(np.float32)
-    taps /= taps.sum()
+    taps = np.exp(-0.5 * (np.arange(reach + 1) / sigma) ** 2).astype(np.float32)
+    taps /= taps[0] + 2 * taps[1:].sum()
     x = frames.astype(np.float32)
     for axis in (1, 2):
-        pad = [(0, 0), (0, 0), (0, 0)]
-        pad[axis] = (reach, reach)
-        padded = np.pad(x, pad, mode="reflect")
-        size = frames.shape[axis]
-        shifted = (padded.take(np.arange(k, k + size), axis) * taps[k] for k in range(_BLUR_TAPS))
-        x = sum(shifted)
+        size = x.shape[axis]
+        pad = [(reach, reach) if axis == a else (0, 0) for a in range(3)]
+        moved = np.moveaxis(np.pad(x, pad, mode="reflect"), axis, 0)
+        x = np.moveaxis(x, axis, 0)
+        x = taps[0] * x
+        for k in range(1, reach + 1):  # the two taps at distance k weigh the same
+            pair = moved[reach - k : reach - k + size] + moved[reach + k : reach + k + size]
+            pair *= taps[k]
+            x += pair
+        x = np.moveaxis(x, 0, axis)
     return np.round(x).astype(np.uint8)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.cav2vec.checkpoint import load_named, read_fairseq
@@ -315,18 +315,6 @@ class CAV2vecForPreTraining(AVHubertModel):
         if "mlm" not in self.config.tasks:
             parameters += [self.label_embs_concat, *self.final_proj.parameters()]
         return sum(p.sum() for p in parameters if p.requires_grad) * 0.0
-
-
-def uncorrupted_batch(
-    audio: Float[Tensor, "batch channels time"],
-    video: Float[Tensor, "batch 1 time height width"],
-    labels: Int[Tensor, "batch time"] | None = None,
-) -> AVBatch:
-    """A batch whose student sees the clean input: nothing is flagged."""
-    flags: Bool[Tensor, "batch time"] = torch.zeros(
-        audio.shape[0], audio.shape[2], dtype=torch.bool, device=audio.device
-    )
-    return AVBatch(audio, video, audio, video, flags, flags, labels)
 
 
 def new_generator(seed: int, *keys: int) -> np.random.Generator:
