@@ -7,13 +7,15 @@ fine-tunes on it.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from safetensors.torch import load_model, save_model
 
+from ritornello.common.cache import file_lock
 from ritornello.common.chat import (
     ChatClient,
     GenerationParams,
@@ -141,11 +143,12 @@ class ToyWorldStudy(Experiment):
     queries: int = 40
     steps: int = 600
     samples: int = 2000
-    _models: dict = field(default_factory=dict, repr=False)
 
     def measure(self, arm: Extraction, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         world = toy.make_world(self.queries, seed=cell.seed)
-        texts = self._extract(arm, world, cell.seed)
+        # one folder for the cells of a run
+        client, parts = self._client(arm.loss_on, world, cell.seed, context.scratch.parent)
+        texts = self._extract(arm, world, client, parts, cell.seed)
         counts, others = toy.query_counts(world, texts)
         reach = toy.decoded_distribution(world, temperature=arm.temperature, top_p=arm.top_p)
         yield Measurement(
@@ -159,8 +162,14 @@ class ToyWorldStudy(Experiment):
             context.artifacts / "counts.npz", counts=counts, truth=world.probabilities, reach=reach
         )
 
-    def _extract(self, arm: Extraction, world: toy.ToyWorld, seed: int) -> list[str]:
-        client, parts = self._client(arm.loss_on, world, seed)
+    def _extract(
+        self,
+        arm: Extraction,
+        world: toy.ToyWorld,
+        client: TransformersClient,
+        parts: ChatTemplateParts,
+        seed: int,
+    ) -> list[str]:
         if arm.prompt == "template":
             generator = MagpieGenerator(
                 client,
@@ -188,18 +197,23 @@ class ToyWorldStudy(Experiment):
         return [answer.text.strip() for answer in client.generate(prompts, params)]
 
     def _client(
-        self, loss_on: str, world: toy.ToyWorld, seed: int
+        self, loss_on: str, world: toy.ToyWorld, seed: int, shared: Path
     ) -> tuple[TransformersClient, ChatTemplateParts]:
-        """The trained model of a seed, shared by the arms that this worker measures."""
-        if (loss_on, seed) not in self._models:
-            tokenizer = toy.toy_tokenizer(world)
-            model = toy.train_toy_model(
-                world, tokenizer, loss_on=loss_on, steps=self.steps, seed=seed
-            )
-            client = TransformersClient(model, tokenizer, max_batch_rows=500)
-            parts = ChatTemplateParts.from_tokenizer(tokenizer)
-            self._models[loss_on, seed] = (client, parts)
-        return self._models[loss_on, seed]
+        """The trained model of a seed: trained by the first arm that needs it, in any worker."""
+        tokenizer = toy.toy_tokenizer(world)
+        weights = shared / f"toy-{loss_on}-{seed}.safetensors"
+        with file_lock(weights.with_suffix(".lock")):
+            if not weights.exists():
+                trained = toy.train_toy_model(
+                    world, tokenizer, loss_on=loss_on, steps=self.steps, seed=seed
+                )
+                unfinished = weights.with_suffix(".part")
+                save_model(trained, unfinished)
+                unfinished.rename(weights)
+        model = toy.build_toy_model(tokenizer, seed=seed)
+        load_model(model, weights)
+        client = TransformersClient(model, tokenizer, max_batch_rows=500)
+        return client, ChatTemplateParts.from_tokenizer(tokenizer)
 
 
 @dataclass

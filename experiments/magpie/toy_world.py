@@ -78,6 +78,19 @@ def toy_tokenizer(world: ToyWorld) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
+def build_toy_model(
+    tokenizer: "PreTrainedTokenizerFast", *, width: int = 64, seed: int = 0
+) -> "PreTrainedModel":
+    """An untrained two-layer Llama over the world's words."""
+    from ritornello.common.models import tiny_causal_lm
+
+    model = tiny_causal_lm(
+        vocabulary=len(tokenizer), width=width, hidden=2 * width, max_positions=128, seed=seed
+    )
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
+
+
 def train_toy_model(
     world: ToyWorld,
     tokenizer: "PreTrainedTokenizerFast",
@@ -95,14 +108,9 @@ def train_toy_model(
         loss_on: "all" tokens, or the "assistant" turn alone, as in supervised fine-tuning.
         steps: optimiser steps (AdamW, one cycle).
     """
-    from ritornello.common.models import tiny_causal_lm
-
     if loss_on not in ("all", "assistant"):
         raise ValueError(f"loss_on must be 'all' or 'assistant', got {loss_on!r}")
-    model = tiny_causal_lm(
-        vocabulary=len(tokenizer), width=width, hidden=2 * width, max_positions=128, seed=seed
-    )
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model = build_toy_model(tokenizer, width=width, seed=seed)
     ids, labels = _conversations(world, tokenizer, loss_on)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
