@@ -126,7 +126,8 @@ def _strip(file: Path) -> Figure:
         )
         axes[2 * row].set_title(f"{title} lips", loc="left", fontsize=9)
         sound = data["clean_sound" if row == 0 else "corrupted_sound"]
-        axes[2 * row + 1].imshow(sound.T, aspect="auto", origin="lower", cmap="magma")
+        scale = {"vmin": np.percentile(data["clean_sound"], 8), "vmax": data["clean_sound"].max()}
+        axes[2 * row + 1].imshow(sound.T, aspect="auto", origin="lower", cmap="magma", **scale)
         axes[2 * row + 1].set_title(f"{title} sound, log mel filterbank", loc="left", fontsize=9)
     bars = np.stack(
         [data[k] for k in ("sound_flags", "picture_flags", "sound_mask", "picture_mask")]
