@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from ritornello.common.chat.protocol import (
@@ -22,7 +21,7 @@ from ritornello.common.errors import UserError
 Status = Literal["ok", "unparsed", "refused", "truncated", "error"]
 Label = str | int | float | bool
 Response = Completion | ContinuationScores
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_GREEDY = GenerationParams()
 
 
 class EvaluationError(UserError):
@@ -152,7 +151,7 @@ class Query:
     """What one call asks: generate an answer, or score `continuations` when there are any."""
 
     prompt: PromptLike
-    params: GenerationParams = GenerationParams()
+    params: GenerationParams = _GREEDY
     continuations: tuple[str, ...] = ()
 
     @property
