@@ -1,0 +1,234 @@
+"""Navigation on maps seen through a window: route retracing and shortcut discovery (sec. 4.2).
+
+Legend: cells are (x, y), x to the right and y down; the scorer's positions are (row, column).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ritornello.methods.space.geometry import signed_angle
+from ritornello.methods.space.mazes import walk_metrics
+from ritornello.methods.space.parsing import MAZE_ACTIONS
+from ritornello.methods.space.paths import MOVES, Position, actions_of, require_free, shortest_path
+
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DiscreteMap:
+    """A map with landmarks.
+
+    Attributes:
+        rows: one string a row: "0" obstacle, "1" free, a letter a landmark, which is walkable.
+        start, goal: (x, y).
+        waypoints: what the shown walk passes on its way, in order.
+
+    Raises:
+        ValueError: rows of unequal length, an end that is not free, or one that cannot be reached.
+    """
+
+    rows: tuple[str, ...]
+    start: Cell
+    goal: Cell
+    waypoints: tuple[Cell, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.rows or len({len(row) for row in self.rows}) != 1:
+            raise ValueError(f"rows must be strings of one length, got {self.rows}")
+        for name, cell in (("start", self.start), ("goal", self.goal)):
+            require_free(self.grid, swapped(cell), name)
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> "DiscreteMap":
+        """From the published form: map, start_location, goal_location, walkthrough_waypoint_…"""
+        return cls(
+            tuple("".join(row) for row in info["map"]),
+            _cell(info["start_location"]),
+            _cell(info["goal_location"]),
+            tuple(map(_cell, info.get("walkthrough_waypoint_locations", ()))),
+        )
+
+    @property
+    def grid(self) -> np.ndarray:
+        """(rows, columns), true where one can walk."""
+        return np.array([[symbol != "0" for symbol in row] for row in self.rows])
+
+    @property
+    def landmarks(self) -> dict[str, Cell]:
+        """Letter → cell, by letter."""
+        found = {
+            symbol: (x, y)
+            for y, row in enumerate(self.rows)
+            for x, symbol in enumerate(row)
+            if symbol not in "01"
+        }
+        return dict(sorted(found.items()))
+
+    @property
+    def sketch(self) -> dict[str, Cell]:
+        """What a map sketch must show: every landmark, and the start."""
+        return self.landmarks | {"start": self.start}
+
+    def at(self, cell: Cell) -> str:
+        """The symbol of a cell; outside the map all is obstacle."""
+        x, y = cell
+        inside = 0 <= y < len(self.rows) and 0 <= x < len(self.rows[0])
+        return self.rows[y][x] if inside else "0"
+
+    def view(self, centre: Cell, size: int = 5) -> tuple[str, ...]:
+        """The rows of the window around a cell, the agent in its middle shown as "*".
+
+        Raises:
+            ValueError: `size` is even.
+        """
+        if size % 2 == 0 or size < 1:
+            raise ValueError(f"size of the view must be odd, got {size}")
+        half = size // 2
+        (x, y), span = centre, range(-half, half + 1)
+        return tuple(
+            "".join("*" if dx == dy == 0 else self.at((x + dx, y + dy)) for dx in span)
+            for dy in span
+        )
+
+    def visible_landmarks(self, centre: Cell, size: int = 5) -> tuple[str, ...]:
+        """Letters in the window, column by column; the agent's own cell counts."""
+        half = size // 2
+        span = range(-half, half + 1)
+        symbols = [self.at((centre[0] + dx, centre[1] + dy)) for dx in span for dy in span]
+        return tuple(symbol for symbol in symbols if symbol not in "01")
+
+    def route(self, via: Sequence[Cell] = ()) -> list[Cell]:
+        """A shortest walk from the start through `via` to the goal."""
+        stops = [self.start, *via, self.goal]
+        walk = [self.start]
+        for begin, end in zip(stops, stops[1:], strict=False):
+            walk += [swapped(p) for p in shortest_path(self.grid, swapped(begin), swapped(end))[1:]]
+        return walk
+
+    @property
+    def walkthrough(self) -> list[Cell]:
+        """The walk that is shown, through the waypoints."""
+        return self.route(self.waypoints)
+
+
+def direction_from(here: Cell, facing: Cell, target: Cell, compat: bool = False) -> float:
+    """Standing `here` and facing one cell: the signed angle to another, clockwise positive."""
+    u = (facing[0] - here[0], facing[1] - here[1])
+    v = (target[0] - here[0], target[1] - here[1])
+    return signed_angle(u, v, compat)
+
+
+@dataclass(frozen=True)
+class MapObservation:
+    """What is seen after a step: the window, and what is said about it."""
+
+    view: tuple[str, ...]
+    landmarks: tuple[str, ...]
+    collided: bool
+    goal: str
+    at_goal: bool
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The window with its cells joined by commas."""
+        return tuple(",".join(row) for row in self.view)
+
+    @property
+    def text(self) -> str:
+        """The observation in words."""
+        alert = "The way was blocked and you did not move.\n" if self.collided else ""
+        grid = "\n".join(self.rows)
+        seen = ", ".join(self.landmarks) or "none"
+        end = "You stand on the goal. Stop here." if self.at_goal else f"The goal is {self.goal}."
+        return (
+            f"{alert}You are in the middle of this view:\n```\n{grid}\n```\n"
+            f"Landmarks in view: {seen}.\n{end}"
+        )
+
+
+class DiscreteMapEnv:
+    """A walk on a map that is seen through a window; only `stop` ends it before time.
+
+    Args:
+        world: the map.
+        max_steps: actions until the walk is over.
+        view: side of the window, odd.
+    """
+
+    radius = 1.5
+
+    def __init__(self, world: DiscreteMap, *, max_steps: int = 100, view: int = 5) -> None:
+        self.world, self.max_steps, self.view = world, max_steps, view
+        self.grid = world.grid
+        self.shortest: list[Position] = [swapped(cell) for cell in world.route()]
+        self.actions = MAZE_ACTIONS
+        self.reset()
+
+    def reset(self, rng: np.random.Generator | None = None) -> MapObservation:
+        """Back to the start; nothing is random here."""
+        self.path = [swapped(self.world.start)]
+        self.steps = 0
+        self.stopped = self.collided = False
+        return self.observe()
+
+    @property
+    def position(self) -> Position:
+        """(row, column)."""
+        return self.path[-1]
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or self.steps >= self.max_steps
+
+    def step(self, action: str) -> tuple[MapObservation, bool, dict[str, object]]:
+        """One action: up, down, left, right or stop; as in a maze.
+
+        Raises:
+            ValueError: another action, or the walk is over.
+        """
+        if action not in self.actions:
+            raise ValueError(f"action must be one of {list(self.actions)}, got {action!r}")
+        if self.done:
+            raise ValueError("the walk is over: reset before another step")
+        self.collided = False
+        if action == "stop":
+            self.stopped = True
+        else:
+            self.steps += 1
+            row, column = self.position[0] + MOVES[action][0], self.position[1] + MOVES[action][1]
+            self.collided = self.world.at((column, row)) == "0"
+            self.path.append(self.position if self.collided else (row, column))
+        info = {"steps": self.steps, "collided": self.collided, "stopped": self.stopped}
+        return self.observe(), self.done, info
+
+    def observe(self) -> MapObservation:
+        here = swapped(self.position)
+        return MapObservation(
+            self.world.view(here, self.view),
+            self.world.visible_landmarks(here, self.view),
+            self.collided,
+            self.world.at(self.world.goal),
+            here == self.world.goal,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The published score of the walk, and the strict one beside it."""
+        return walk_metrics(self.grid, self.shortest, self.path, self.stopped, self.radius)
+
+
+def walk_actions(walk: Sequence[Cell]) -> list[str]:
+    """The moves that walk a sequence of neighbouring cells (x, y)."""
+    return actions_of([swapped(cell) for cell in walk])
+
+
+def swapped(pair: tuple[int, int]) -> tuple[int, int]:
+    """(x, y) ↔ (row, column)."""
+    return pair[1], pair[0]
+
+
+def _cell(value: Sequence[int]) -> Cell:
+    x, y = value
+    return int(x), int(y)

@@ -1,0 +1,175 @@
+"""Shortest paths on grids, and how good a walked path is (success, SPL).
+
+Legend: a grid is a (rows, columns) array, true where one can walk; a position is (row, column).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+Position = tuple[int, int]
+
+MOVES: dict[str, Position] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+def distances(
+    grid: Bool[np.ndarray, "rows columns"], origin: Position
+) -> Int[np.ndarray, "rows columns"]:
+    """Steps from `origin` to every free cell, -1 where there is no way.
+
+    Raises:
+        ValueError: `origin` is outside the grid or not free.
+    """
+    require_free(grid, origin, "origin")
+    rows, columns = grid.shape
+    steps = np.full(grid.shape, -1)
+    steps[origin] = 0
+    border = [origin]
+    while border:
+        reached = []
+        for row, column in border:
+            step = steps[row, column] + 1
+            for down, right in MOVES.values():
+                r, c = row + down, column + right
+                if 0 <= r < rows and 0 <= c < columns and grid[r, c] and steps[r, c] < 0:
+                    steps[r, c] = step
+                    reached.append((r, c))
+        border = reached
+    return steps
+
+
+def shortest_path(
+    grid: Bool[np.ndarray, "rows columns"], start: Position, goal: Position
+) -> list[Position]:
+    """One shortest path, both ends included; of equal ones that which prefers up, down, left.
+
+    Raises:
+        ValueError: an end is not free, or nothing leads from one to the other.
+    """
+    require_free(grid, start, "start")
+    left = distances(grid, goal)
+    if left[start] < 0:
+        raise ValueError(f"no path leads from start={start} to goal={goal}")
+    path = [start]
+    while path[-1] != goal:
+        row, column = path[-1]
+        path.append(
+            next(
+                (row + down, column + right)
+                for down, right in MOVES.values()
+                if 0 <= row + down < grid.shape[0]
+                and 0 <= column + right < grid.shape[1]
+                and left[row + down, column + right] == left[row, column] - 1
+            )
+        )
+    return path
+
+
+def actions_of(path: Sequence[Position]) -> list[str]:
+    """The moves that walk a path."""
+    names = {step: name for name, step in MOVES.items()}
+    return [names[r2 - r1, c2 - c1] for (r1, c1), (r2, c2) in zip(path, path[1:], strict=False)]
+
+
+def valid_prefix(
+    predicted: Sequence[Position], grid: Bool[np.ndarray, "rows columns"]
+) -> tuple[list[Position], bool]:
+    """The path up to its first impossible position, and whether it counts as valid.
+
+    Cut before a position outside the grid or on an obstacle, and before a step longer than 1.
+    A single step out of the grid cuts the path but does not make it invalid; the other two do.
+
+    Raises:
+        ValueError: a coordinate is not finite.
+    """
+    kept: list[Position] = []
+    for row, column in predicted:
+        if not (np.isfinite(row) and np.isfinite(column)):
+            raise ValueError(f"predicted must hold finite coordinates, got {(row, column)}")
+        if kept and _euclid(kept[-1], (row, column)) > 1:
+            return kept, False
+        if not (0 <= row < grid.shape[0] and 0 <= column < grid.shape[1]):
+            return kept, True
+        if not grid[row, column]:
+            return kept, False
+        kept.append((row, column))
+    return kept, True
+
+
+def path_metrics(
+    reference: Sequence[Position],
+    predicted: Sequence[Position],
+    grid: Bool[np.ndarray, "rows columns"],
+    stopped: bool,
+    radius: float,
+    *,
+    compat: bool = False,
+) -> dict[str, float]:
+    """valid_path, success and SPL as the benchmark scores them.
+
+    Success needs an explicit stop within `radius` of the reference's end, as the crow flies. SPL =
+    success · L_ref / max(L_ref, L_pred).
+
+    Args:
+        reference: the shortest path, ends included.
+        predicted: every position that was visited.
+        radius: 0 in mazes, 1.5 on maps.
+        compat: also what the official code does besides: a reference of length 0 gives SPL 0
+            (ours: 1), and an empty valid prefix adds the key `softspl`.
+    """
+    if not reference:
+        raise ValueError("reference must hold at least one position")
+    grid = np.asarray(grid, dtype=bool)
+    prefix, valid = valid_prefix(predicted, grid)
+    if not prefix:
+        nothing = {"valid_path": 0.0, "success": 0.0, "spl": 0.0}
+        return nothing | ({"softspl": 0.0} if compat else {})
+    success = float(stopped and _euclid(prefix[-1], reference[-1]) <= radius)
+    best, taken = _length(reference), _length(prefix)
+    spl = success * (1.0 if best == taken == 0 and not compat else best / max(best, taken, 1e-10))
+    return {"valid_path": float(valid), "success": success, "spl": spl}
+
+
+def strict_path_metrics(
+    start: Position,
+    goal: Position,
+    predicted: Sequence[Position],
+    grid: Bool[np.ndarray, "rows columns"],
+    stopped: bool,
+    radius: float,
+) -> dict[str, float]:
+    """The corrected score: distances are walked, and only a valid path succeeds.
+
+    A goal behind a wall is not reached, and SPL compares with the shortest path into the zone of
+    success, so a detour is not hidden by stopping before the goal itself.
+    """
+    grid = np.asarray(grid, dtype=bool)
+    prefix, valid = valid_prefix(predicted, grid)
+    whole = valid and len(prefix) == len(predicted) > 0
+    left = distances(grid, goal)
+    if not (whole and stopped and 0 <= left[prefix[-1]] <= radius):
+        return {"valid_path": float(whole), "success": 0.0, "spl": 0.0}
+    walked = distances(grid, start)
+    zone = (left >= 0) & (left <= radius)
+    best, taken = float(walked[zone].min()), _length(prefix)
+    return {"valid_path": 1.0, "success": 1.0, "spl": best / max(best, taken) if taken else 1.0}
+
+
+def require_free(grid: Bool[np.ndarray, "rows columns"], position: Position, name: str) -> None:
+    """Raises ValueError unless `position` is a free cell of the grid."""
+    row, column = position
+    inside = 0 <= row < grid.shape[0] and 0 <= column < grid.shape[1]
+    if not inside or not grid[row, column]:
+        raise ValueError(
+            f"{name} must be a free cell of the {grid.shape[0]} x {grid.shape[1]} grid, "
+            f"got {tuple(position)}"
+        )
+
+
+def _euclid(a: Position, b: Position) -> float:
+    return float(np.hypot(a[0] - b[0], a[1] - b[1]))
+
+
+def _length(path: Sequence[Position]) -> float:
+    return sum(_euclid(a, b) for a, b in zip(path, path[1:], strict=False))
