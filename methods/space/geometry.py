@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def signed_angle(u: Sequence[float], v: Sequence[float], compat: bool = False) -> float:
     """The angle from u to v in degrees, in (-180, 180], positive clockwise on the screen.
@@ -30,3 +32,13 @@ def circular_gap(a: float, b: float) -> float:
     """The distance of two directions in degrees, in [0, 180]."""
     gap = abs(a - b) % 360
     return min(gap, 360 - gap)
+
+
+def spread_angles(rng: np.random.Generator, right: int, wanted: list[int]) -> list[int]:
+    """The right angle and three others, all at least 30 degrees apart; `wanted` ones first."""
+    values = [right]
+    candidates = [*wanted, *(int(a) for a in rng.permutation(360))]
+    for value in candidates:
+        if len(values) < 4 and all(circular_gap(value, other) >= 30 for other in values):
+            values.append(value)
+    return values
