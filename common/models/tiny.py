@@ -1,6 +1,6 @@
 """Tiny random checkpoints of the real architectures, for tests and smoke runs."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -28,7 +28,7 @@ def tiny_causal_lm(
 
     if architecture not in ("llama", "mistral", "qwen2", "opt"):
         raise ValueError(f"architecture must be llama, mistral, qwen2 or opt, got {architecture!r}")
-    shared = {
+    shared: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -40,7 +40,7 @@ def tiny_causal_lm(
         "pad_token_id": 1,
     }
     if architecture == "opt":
-        family = {"ffn_dim": hidden, "word_embed_proj_dim": width}
+        family: dict[str, Any] = {"ffn_dim": hidden, "word_embed_proj_dim": width}
     else:
         family = {"intermediate_size": hidden, "num_key_value_heads": key_value_heads}
     with torch.random.fork_rng(devices=[]):

@@ -1,7 +1,7 @@
 """Confidence intervals by Student's t and by the seeded percentile bootstrap."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -93,7 +93,7 @@ def slope_interval(x: ArrayLike, y: ArrayLike, level: float = 0.95) -> Interval:
     from scipy import stats
 
     u, v = _finite(x, minimum=3), _finite(y, minimum=3)
-    fit = stats.linregress(u, v)
+    fit: Any = stats.linregress(u, v)
     half = float(stats.t.ppf((1 + level) / 2, len(u) - 2)) * float(fit.stderr)
     return Interval(float(fit.slope), float(fit.slope) - half, float(fit.slope) + half)
 

@@ -32,15 +32,13 @@ class Progress(Callback):
         return self.start
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.saved is None:
+        saved, self.saved = self.saved, None
+        if saved is None:
             return
-        for optimizer, state in zip(trainer.optimizers, self.saved["optimizers"], strict=True):
+        for optimizer, state in zip(trainer.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        for config, state in zip(
-            trainer.lr_scheduler_configs, self.saved["schedulers"], strict=True
-        ):
+        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
-        self.saved = None
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
