@@ -61,7 +61,8 @@ def load_smollm2(dtype: torch.dtype = torch.float32, device: str = "cpu") -> "Pr
     model = AutoModelForCausalLM.from_pretrained(
         smollm2_directory(), dtype=dtype, local_files_only=True
     )
-    return model.to(torch.device(device)).eval()
+    model.to(device)  # type: ignore[arg-type]  # transformers' stub hides Module.to
+    return model.eval()
 
 
 def load_smollm2_tokenizer() -> "PreTrainedTokenizerFast":

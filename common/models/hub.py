@@ -94,7 +94,8 @@ def load_causal_lm(
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True)
     except Exception as error:
         raise UserError(f"{name_or_path} is not a usable causal language model: {error}") from error
-    return model.to(device=place).eval()
+    model.to(place)  # type: ignore[arg-type]  # transformers' stub hides Module.to
+    return model.eval()
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None) -> "PreTrainedTokenizerFast":

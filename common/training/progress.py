@@ -26,9 +26,9 @@ class Progress(Callback):
     def resume(self, module: LightningModule) -> int:
         """Takes up the checkpoint if there is one; returns the optimiser steps done."""
         if self.file is not None and self.file.exists():
-            self.saved = torch.load(self.file, map_location="cpu", weights_only=True)
-            module.load_state_dict(self.saved["module"])
-            self.losses, self.start = list(self.saved["losses"]), self.saved["step"]
+            saved = torch.load(self.file, map_location="cpu", weights_only=True)
+            module.load_state_dict(saved["module"])
+            self.losses, self.start, self.saved = list(saved["losses"]), saved["step"], saved
         return self.start
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
