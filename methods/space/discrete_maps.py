@@ -5,6 +5,7 @@ Legend: cells are (x, y), x to the right and y down; the scorer's positions are 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ class DiscreteMap:
         """A shortest walk from the start through `via` to the goal."""
         stops = [self.start, *via, self.goal]
         walk = [self.start]
-        for begin, end in zip(stops, stops[1:], strict=False):
+        for begin, end in pairwise(stops):
             walk += [swapped(p) for p in shortest_path(self.grid, swapped(begin), swapped(end))[1:]]
         return walk
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -192,7 +193,7 @@ def _toured(rng: np.random.Generator, difficulty: Difficulty) -> tuple[DiscreteM
             left.remove(here)
         tour = world.route(order)
         views = [world.view(cell) for cell in tour]
-        pairs = zip(views, views[1:], strict=False)
+        pairs = pairwise(views)
         if all(len(consistent_moves(a, b)) == 1 for a, b in pairs):
             return world, tour
 

@@ -105,3 +105,11 @@ def official_action(text: str, agent: Agent) -> str | int | None:
     if match is None:
         return "up" if agent == "mct" else None
     return match[1] if match[1] in MAZE_ACTIONS else "up"
+
+
+def official_falls_back(text: str, agent: Agent) -> bool:
+    """Whether the published loop would do something that the reply does not name."""
+    if agent in ("cswm_text", "cswm_image"):
+        return _NUMBER.search(text) is None
+    match = (_LOOSE_ACTION if agent == "mct" else _SPACED_ACTION).search(text)
+    return match is None or match[1] not in (EGO_ACTIONS if agent == "ego" else MAZE_ACTIONS)

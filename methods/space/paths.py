@@ -4,6 +4,7 @@ Legend: a grid is a (rows, columns) array, true where one can walk; a position i
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -69,7 +70,7 @@ def shortest_path(
 def actions_of(path: Sequence[Position]) -> list[str]:
     """The moves that walk a path."""
     names = {step: name for name, step in MOVES.items()}
-    return [names[r2 - r1, c2 - c1] for (r1, c1), (r2, c2) in zip(path, path[1:], strict=False)]
+    return [names[r2 - r1, c2 - c1] for (r1, c1), (r2, c2) in pairwise(path)]
 
 
 def valid_prefix(
@@ -141,8 +142,8 @@ def strict_path_metrics(
 ) -> dict[str, float]:
     """The corrected score: distances are walked, and only a valid path succeeds.
 
-    A goal behind a wall is not reached, and SPL compares with the shortest path into the zone of
-    success, so a detour is not hidden by stopping before the goal itself.
+    A goal behind a wall is not reached, and what is left to the goal counts as walked in SPL, so a
+    detour is not hidden by stopping before the goal itself.
     """
     grid = np.asarray(grid, dtype=bool)
     prefix, valid = valid_prefix(predicted, grid)
@@ -150,9 +151,7 @@ def strict_path_metrics(
     left = distances(grid, goal)
     if not (whole and stopped and 0 <= left[prefix[-1]] <= radius):
         return {"valid_path": float(whole), "success": 0.0, "spl": 0.0}
-    walked = distances(grid, start)
-    zone = (left >= 0) & (left <= radius)
-    best, taken = float(walked[zone].min()), _length(prefix)
+    best, taken = float(left[start]), _length(prefix) + float(left[prefix[-1]])
     return {"valid_path": 1.0, "success": 1.0, "spl": best / max(best, taken) if taken else 1.0}
 
 
@@ -172,4 +171,4 @@ def _euclid(a: Position, b: Position) -> float:
 
 
 def _length(path: Sequence[Position]) -> float:
-    return sum(_euclid(a, b) for a, b in zip(path, path[1:], strict=False))
+    return sum(_euclid(a, b) for a, b in pairwise(path))

@@ -142,8 +142,10 @@ def water_level(
 def _bottle(tilt: float, line: float, fill: float, size: int) -> np.ndarray:
     """A bottle leaning by `tilt` degrees, its water line by `line` degrees from the level."""
     outline = np.array(
-        [(-0.16, 0.3), (0.16, 0.3), (0.16, -0.14), (0.06, -0.22), (0.06, -0.36)]
-        + [(-0.06, -0.36), (-0.06, -0.22), (-0.16, -0.14)]
+        [
+            *((-0.16, 0.3), (0.16, 0.3), (0.16, -0.14), (0.06, -0.22), (0.06, -0.36)),
+            *((-0.06, -0.36), (-0.06, -0.22), (-0.16, -0.14)),
+        ]
     )
     angle = math.radians(tilt)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])

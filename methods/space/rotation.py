@@ -1,4 +1,4 @@
-"""Mental rotation (MRT): which option is the stimulus, turned? The others are mirrored or altered."""
+"""Mental rotation (MRT): which option is the stimulus, turned, and not mirrored or altered?"""
 
 from itertools import permutations, product
 
@@ -22,7 +22,7 @@ def mental_rotation(
     *,
     size: int = 192,
 ) -> Item:
-    """Text: an array turned by 90, 180 or 270 degrees; picture: a chain of cubes turned in space."""
+    """Text: an array turned by 90, 180 or 270 degrees; picture: cubes turned in space."""
     if presentation == "text":
         return _arrays(rng, difficulty)
     return _chains(rng, difficulty, size)
