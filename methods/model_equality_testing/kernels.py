@@ -41,16 +41,21 @@ def hamming_kernel(
 
 
 def spectrum_kernel(
-    codes: Int[Tensor, "S b L"], *, k: int, cumulative: bool = True
+    codes: Int[Tensor, "S b L"], *, k: int, pad: int, cumulative: bool = True
 ) -> Float[Tensor, "S b b"]:
     """Dot product of n-gram counts, n = 1..k (`cumulative`) or n = k; k = L is all substrings.
 
     n-grams are over codes, padding included. Exact: the sums are integers.
     """
     draws, rows, length = codes.shape
-    counted = _NGrams(codes.cpu().numpy().reshape(draws * rows, length), rows)
-    total = np.zeros((draws, rows, rows))
+    values = codes.cpu().numpy()
     first, last = 1 if cumulative else k, min(k, length)
+    # a run of p pads holds p - n + 1 n-grams of nothing but padding
+    tails = _trailing_pads(values, pad)
+    sizes = np.arange(first, last + 1)
+    blank = np.maximum(0, tails[..., None] - sizes + 1).astype(np.float64)
+    total = blank @ blank.swapaxes(1, 2)
+    counted = _NGrams(values.reshape(draws * rows, length), rows, length - tails.reshape(-1))
     for n in range(1, last + 1):
         counted.lengthen()
         if n >= first:
@@ -87,6 +92,13 @@ def normalise_kernel(kernel: Float[Tensor, "S b b"]) -> Float[Tensor, "S b b"]:
     return scaled
 
 
+def _trailing_pads(codes: np.ndarray, pad: int) -> np.ndarray:
+    """Length of the padding at the end of each row; 0 everywhere if some lies elsewhere too."""
+    blank = codes == pad
+    tails = np.flip(blank, -1).cumprod(-1).sum(-1)
+    return tails if (tails == blank.sum(-1)).all() else np.zeros_like(tails)
+
+
 class _NGrams:
     """All n-grams of many rows, for n = 1, 2, ...; those seen once are not followed further.
 
@@ -96,17 +108,17 @@ class _NGrams:
     Args:
         codes: (draws x rows, L).
         rows: rows of a draw; n-grams are shared within a draw only.
+        starts: how many positions of each row are followed as beginnings, (draws x rows,).
     """
 
-    def __init__(self, codes: np.ndarray, rows: int) -> None:
+    def __init__(self, codes: np.ndarray, rows: int, starts: np.ndarray) -> None:
         symbols, ids = np.unique(codes, return_inverse=True)
         self._symbols = len(symbols)
         self._codes = ids.reshape(codes.shape)
         self._rows = rows
         self._n = 0
-        count, length = codes.shape
-        self._row = np.repeat(np.arange(count), length)
-        self._start = np.tile(np.arange(length), count)
+        length = codes.shape[1]
+        self._row, self._start = np.nonzero(np.arange(length) < starts[:, None])
         self._id = self._row // rows
         self._lone = np.zeros(0, dtype=bool)
 

@@ -76,7 +76,7 @@ class Statistic:
             cumulative = self.cumulative or self.kind == "mmd_all_substrings"
             if not cumulative and k > codes.shape[-1]:
                 raise ValueError(f"k={k} exceeds the L={codes.shape[-1]} positions")
-            raw = kernels.spectrum_kernel(codes, k=k, cumulative=cumulative)
+            raw = kernels.spectrum_kernel(codes, k=k, pad=pad, cumulative=cumulative)
         if not raw.diagonal(dim1=-2, dim2=-1).any():
             raise ValueError(
                 "all completions of a prompt are empty: with ignore_padding=True nothing is left "
