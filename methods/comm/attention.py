@@ -1,0 +1,141 @@
+"""Pre-norm attention blocks of the fusion transformer, with QuickGELU as in CLIP."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class QuickGELU(nn.Module):
+    """x · σ(1.702 x)."""
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention with the parameters of `nn.MultiheadAttention`, keys and values apart from queries.
+
+    They are apart so that one set of keys and values serves the queries of every subset of
+    modalities.
+
+    Args:
+        width: channels.
+        heads: heads; divides `width`.
+        add_bias_kv: a learned token is added to keys and to values.
+        dropout: rate on the attention weights.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, add_bias_kv: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
+        self.out_proj = nn.Linear(width, width)
+        nn.init.zeros_(self.out_proj.bias)
+        self.bias_k = self.bias_v = None
+        if add_bias_kv:
+            self.bias_k = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, 1, width)))
+            self.bias_v = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, 1, width)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+    def queries(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
+        """Queries by head, (*batch, heads, tokens, width / heads)."""
+        width = x.shape[-1]
+        return self._split(F.linear(x, self.in_proj_weight[:width], self.in_proj_bias[:width]))
+
+    def keys_values(self, x: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor]:
+        """Keys and values by head; with `add_bias_kv` one token more than `x` has."""
+        width = x.shape[-1]
+        k, v = F.linear(x, self.in_proj_weight[width:], self.in_proj_bias[width:]).chunk(2, dim=-1)
+        if self.bias_k is not None and self.bias_v is not None:
+            k = torch.cat([k, self.bias_k.to(k.dtype).expand(*k.shape[:-2], 1, -1)], dim=-2)
+            v = torch.cat([v, self.bias_v.to(v.dtype).expand(*v.shape[:-2], 1, -1)], dim=-2)
+        return self._split(k), self._split(v)
+
+    def forward(
+        self,
+        q: Float[Tensor, "*batch heads queries head_width"],
+        k: Float[Tensor, "*batch heads keys head_width"],
+        v: Float[Tensor, "*batch heads keys head_width"],
+        hidden: Bool[Tensor, "*mask 1 keys"] | None = None,
+    ) -> Float[Tensor, "*batch queries width"]:
+        """Softmax attention; keys where `hidden` holds get a weight of exactly zero."""
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
+        weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        return self.out_proj((weights @ v).transpose(-2, -3).flatten(-2))
+
+
+class ResidualAttentionBlock(nn.Module):
+    """x += attention(LN x); x += MLP(LN x), four times as wide inside.
+
+    Args:
+        width, heads, add_bias_kv, dropout: see `MultiHeadAttention`.
+        layers: depth of the whole transformer, which scales the initialisation.
+        cross: queries come from one sequence and keys from another, with norms of their own.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        layers: int = 1,
+        cross: bool = False,
+        add_bias_kv: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attn = MultiHeadAttention(width, heads, add_bias_kv=add_bias_kv, dropout=dropout)
+        self.cross = cross
+        if cross:
+            self.ln_1x, self.ln_1y = nn.LayerNorm(width), nn.LayerNorm(width)
+        else:
+            self.ln_1 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential()
+        self.mlp.add_module("c_fc", nn.Linear(width, 4 * width))
+        self.mlp.add_module("gelu", QuickGELU())
+        self.mlp.add_module("c_proj", nn.Linear(4 * width, width))
+        self.ln_2 = nn.LayerNorm(width)
+        self._initialize(width, layers)
+
+    def _initialize(self, width: int, layers: int) -> None:
+        towards_residual = width**-0.5 * (2 * layers) ** -0.5
+        nn.init.normal_(self.attn.in_proj_weight, std=width**-0.5)
+        nn.init.normal_(self.attn.out_proj.weight, std=towards_residual)
+        nn.init.normal_(self.mlp.get_submodule("c_fc").weight, std=(2 * width) ** -0.5)
+        nn.init.normal_(self.mlp.get_submodule("c_proj").weight, std=towards_residual)
+
+    def keys_values(self, context: Float[Tensor, "*batch keys width"]) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens that are attended to."""
+        norm = self.ln_1y if self.cross else self.ln_1
+        return self.attn.keys_values(norm(context))
+
+    def update(
+        self,
+        x: Float[Tensor, "*batch queries width"],
+        k: Tensor,
+        v: Tensor,
+        hidden: Tensor | None = None,
+    ) -> Float[Tensor, "*batch queries width"]:
+        """The block for the tokens `x`, given keys and values."""
+        norm = self.ln_1x if self.cross else self.ln_1
+        x = x + self.attn(self.attn.queries(norm(x)), k, v, hidden)
+        return x + self.mlp(self.ln_2(x))
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch queries width"],
+        hidden: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Float[Tensor, "*batch queries width"]:
+        """The block on `x`, attending to `context` where the block is of the crossing kind."""
+        return self.update(x, *self.keys_values(x if context is None else context), hidden)

@@ -1,0 +1,129 @@
+"""FactorCL-SSL (Liang et al., 2023): bounds of shared and unique information, by critics.
+
+Lower bounds (InfoNCE) are raised and upper bounds (CLUB) are lowered, each on a projection of its
+own; conditioning on the task is replaced by conditioning on an augmentation.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ritornello.methods.comm.baselines import Augment, SeparateEncoders, mlp_head
+from ritornello.methods.comm.loss import LossOutput
+
+_TERMS = ("shared", "shared_upper", "own", "conditional", "conditional_upper")
+
+
+class PairCritic(nn.Module):
+    """Scores f(x_i, y_j) of all pairs, by an MLP on the joined vectors.
+
+    The first layer is split into its halves for x and for y, so that it is applied N times, not N².
+    """
+
+    def __init__(self, x_dim: int, y_dim: int, hidden: int = 512) -> None:
+        super().__init__()
+        self.of_x, self.of_y = nn.Linear(x_dim, hidden), nn.Linear(y_dim, hidden, bias=False)
+        self.rest = nn.Sequential(
+            nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
+
+    def forward(self, x: Float[Tensor, "n a"], y: Float[Tensor, "n b"]) -> Float[Tensor, "n n"]:
+        """Row j, column i: the score of x_i with y_j."""
+        return self.rest(self.of_x(x).unsqueeze(0) + self.of_y(y).unsqueeze(1)).squeeze(-1)
+
+
+def infonce_bound(scores: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Lower bound of the mutual information: E f(x, y) − E log mean exp f."""
+    return scores.diagonal().mean() - scores.logsumexp(dim=1).mean() + math.log(len(scores))
+
+
+def club_bound(scores: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Upper bound of the mutual information: E f over pairs − E f over all."""
+    return scores.diagonal().mean() - scores.mean()
+
+
+class FactorCL(SeparateEncoders):
+    """FactorCL-SSL for two modalities; the five projections of each are what is probed.
+
+    The CLUB critics learn by their own InfoNCE objective, on fixed embeddings; everything else
+    learns by the bounds, with the CLUB critics fixed. Both happen in one backward pass: no
+    parameter gets gradients from both, so that one optimiser does what two would.
+
+    Args:
+        encoders, dims: as in `CrossModal`.
+        embed_dim: width of the projections.
+        critic_hidden: width of the critics.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[nn.Module],
+        dims: Sequence[int],
+        *,
+        embed_dim: int = 128,
+        critic_hidden: int = 512,
+    ) -> None:
+        super().__init__(encoders)
+        if len(encoders) != 2 or len(dims) != 2:
+            raise ValueError(f"FactorCL takes 2 modalities, got {len(encoders)}")
+        self.projections = nn.ModuleList(
+            nn.ModuleDict({term: mlp_head(dim, dim, embed_dim) for term in _TERMS}) for dim in dims
+        )
+        single = {"x_dim": embed_dim, "y_dim": embed_dim, "hidden": critic_hidden}
+        double = {"x_dim": 2 * embed_dim, "y_dim": 2 * embed_dim, "hidden": critic_hidden}
+        self.critics = nn.ModuleDict(
+            {
+                "shared": PairCritic(**single),
+                "shared_upper": PairCritic(**single),
+                "own_0": PairCritic(**single),
+                "own_1": PairCritic(**single),
+                "conditional": PairCritic(**double),
+                "conditional_upper": PairCritic(**double),
+            }
+        )
+
+    def _project(self, modality: int, term: str, x: Tensor) -> Tensor:
+        return self.projections[modality][term](x)  # type: ignore[index]
+
+    def training_loss(
+        self, inputs: Sequence[Any], augment: Augment, labels: Tensor | None = None
+    ) -> LossOutput:
+        """Σ −InfoNCE + Σ CLUB, and the critics' own objective."""
+        plain, augmented = self.backbone(inputs), self.backbone(augment(inputs))
+        bounds, learning = [], []
+        for term in ("shared", "conditional"):
+            for suffix in ("", "_upper"):
+                name = term + suffix
+                sides = [self._project(m, name, plain[m]) for m in (0, 1)]
+                if term == "conditional":
+                    others = [self._project(m, name, augmented[m]) for m in (0, 1)]
+                    pairs = zip(sides, others, strict=True)
+                    sides = [torch.cat(pair, dim=1) for pair in pairs]
+                critic = self.critics[name]
+                if suffix:
+                    fixed = {k: p.detach() for k, p in critic.named_parameters()}
+                    scores = torch.func.functional_call(critic, fixed, tuple(sides))
+                    bounds.append(club_bound(scores))
+                    learning.append(-infonce_bound(critic(*(s.detach() for s in sides))))
+                else:
+                    bounds.append(-infonce_bound(critic(*sides)))
+        for m in (0, 1):
+            pair = [self._project(m, "own", view[m]) for view in (plain, augmented)]
+            bounds.append(-infonce_bound(self.critics[f"own_{m}"](*pair)))
+        terms = torch.stack(bounds)
+        names = ("shared", "shared_upper", "conditional", "conditional_upper", "own_0", "own_1")
+        loss = terms.sum() + torch.stack(learning).sum()
+        return LossOutput(loss, terms, torch.full_like(terms, math.nan), names)
+
+    def features(self, inputs: Sequence[Any]) -> dict[str, Float[Tensor, "batch dim"]]:
+        """The projections of both modalities, and what they project."""
+        backbone = self.backbone(inputs)
+        projected = [self._project(m, t, x) for m, x in enumerate(backbone) for t in _TERMS]
+        return {
+            "projected": torch.cat(projected, dim=1),
+            "backbone": torch.cat(backbone, dim=1),
+        }
