@@ -44,7 +44,7 @@ def causal_conv1d(
     if bias is None:
         bias = weight.new_zeros(channels)
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-    if initial_state is None and _compiled(x.device.type, x.dtype, width) and x.numel():
+    if initial_state is None and x.numel() and _compiled(x, width):
         return _convolution(x, weight, bias, activation == "silu")
     if initial_state is None:
         padded = F.pad(x, (width - 1, 0))
@@ -54,12 +54,13 @@ def causal_conv1d(
     return F.silu(y) if activation == "silu" else y
 
 
-@torch.compiler.assume_constant_result
-def _compiled(device: str, dtype: torch.dtype, width: int) -> bool:
+def _compiled(x: Tensor, width: int) -> bool:
     """Whether the C++ convolution runs; other backends of the scan bring torch's with them."""
+    if torch.compiler.is_compiling():  # torch's own convolution fuses into the graph
+        return False
     wanted = os.environ.get(BACKEND_VARIABLE, "compiled") in ("", "compiled")
-    fits = dtype in (torch.float32, torch.float64) and width <= MAX_COMPILED_WIDTH
-    return wanted and fits and device == "cpu" and native.obstacle() is None
+    fits = x.dtype in (torch.float32, torch.float64) and width <= MAX_COMPILED_WIDTH
+    return wanted and fits and x.device.type == "cpu" and native.obstacle() is None
 
 
 @torch.library.custom_op("ritornello::causal_conv1d", mutates_args=())
