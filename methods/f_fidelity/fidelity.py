@@ -1,0 +1,135 @@
+"""Fidelity, R-Fidelity and F-Fidelity of explanations (sec. 3 and 4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ritornello.methods.f_fidelity.curves import (
+    Sampling,
+    check_arguments,
+    clean_values,
+    masked_values,
+)
+from ritornello.methods.f_fidelity.removal import Inputs, RemovalSpec, count_removed
+
+
+@dataclass(frozen=True)
+class FidelityResult:
+    """Values of every input at every size; the properties are means over inputs.
+
+    Attributes:
+        sizes: s, (sizes,).
+        clean: 1_f(x), (batch,).
+        morf: with the k most relevant elements removed, (batch, sizes).
+        lerf: with the k least relevant removed, (batch, sizes).
+        kept: with all but the k most relevant removed, (batch, sizes).
+    """
+
+    sizes: Float[Tensor, " sizes"]
+    clean: Float[Tensor, " batch"]
+    morf: Float[Tensor, "batch sizes"]
+    lerf: Float[Tensor, "batch sizes"]
+    kept: Float[Tensor, "batch sizes"]
+
+    @property
+    def plus(self) -> Float[Tensor, " sizes"]:
+        """Fid⁺(s) = E[1_f(x) − 1_f(x without the explanation)]; high for a faithful one."""
+        return (self.clean[:, None] - self.morf).mean(0)
+
+    @property
+    def minus(self) -> Float[Tensor, " sizes"]:
+        """Fid⁻(s) = E[1_f(x) − 1_f(the explanation alone)]; low for a faithful one."""
+        return (self.clean[:, None] - self.kept).mean(0)
+
+    @property
+    def delta(self) -> Float[Tensor, " sizes"]:
+        """FidΔ = Fid⁺ − Fid⁻."""
+        return self.plus - self.minus
+
+    @property
+    def stderr(self) -> Float[Tensor, " sizes"]:
+        """Standard error of Fid⁺ over inputs; NaN for a single one."""
+        return (self.clean[:, None] - self.morf).std(0) / len(self.clean) ** 0.5
+
+
+def fidelity(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Int[Tensor, " batch"],
+    scores: Float[Tensor, "batch *grid"],
+    sizes: Sequence[float],
+    *,
+    removal: RemovalSpec | None = None,
+    sampling: Sampling | None = None,
+) -> FidelityResult:
+    """Plain fidelity: the whole explanation is removed from (or alone left to) the model.
+
+    Arguments and errors as in `removal_curve`.
+    """
+    return _measure(model, inputs, labels, scores, sizes, None, None, removal, sampling)
+
+
+def r_fidelity(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Int[Tensor, " batch"],
+    scores: Float[Tensor, "batch *grid"],
+    sizes: Sequence[float],
+    *,
+    alpha: float = 0.5,
+    removal: RemovalSpec | None = None,
+    sampling: Sampling | None = None,
+) -> FidelityResult:
+    """R-Fidelity: each element of the explanation (or of the rest) goes with probability α."""
+    return _measure(model, inputs, labels, scores, sizes, alpha, None, removal, sampling)
+
+
+def f_fidelity(
+    judge: nn.Module,
+    inputs: Inputs,
+    labels: Int[Tensor, " batch"],
+    scores: Float[Tensor, "batch *grid"],
+    sizes: Sequence[float],
+    *,
+    alpha: float = 0.5,
+    beta: float = 0.1,
+    removal: RemovalSpec | None = None,
+    sampling: Sampling | None = None,
+) -> FidelityResult:
+    """F-Fidelity: R-Fidelity under a cap of β·d expected removals, of a judge used to them.
+
+    Args:
+        judge: the model fine-tuned by `finetune_judge` under random removal of the same β.
+        beta: no size removes more than this share on average.
+
+    Other arguments and errors as in `removal_curve`. Below s = β/α the curve of Fid⁺ grows by
+    construction: choose β/α smaller than the smallest explanation of interest.
+    """
+    return _measure(judge, inputs, labels, scores, sizes, alpha, beta, removal, sampling)
+
+
+def _measure(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Tensor,
+    scores: Tensor,
+    sizes: Sequence[float],
+    alpha: float | None,
+    beta: float | None,
+    removal: RemovalSpec | None,
+    sampling: Sampling | None,
+) -> FidelityResult:
+    removal, sampling = removal or RemovalSpec(), sampling or Sampling()
+    check_arguments(model, inputs, labels, scores, sizes, alpha, beta, removal)
+    elements = removal.removable(inputs).sum(1)
+    shares = torch.tensor(list(sizes), device=elements.device)
+    k = count_removed(shares, elements)
+    # The complement of the top k is the bottom d − k.
+    least = torch.cat([k, elements[:, None] - k], 1)
+    how = (alpha, beta, removal, sampling)
+    morf = masked_values(model, inputs, labels, scores, k, "morf", *how)
+    lerf, kept = masked_values(model, inputs, labels, scores, least, "lerf", *how).chunk(2, 1)
+    return FidelityResult(shares, clean_values(model, inputs, labels, sampling), morf, lerf, kept)
