@@ -230,9 +230,10 @@ def pairwise_mmd(
         pairs = counts[:, None] * counts - counts.diag()
     if bool((pairs == 0).any()):
         raise ValueError(_UNDEFINED)
-    means = sums / pairs
+    means = (sums + sums.mT) / (2 * pairs)
     within = means.diagonal()
-    return (within[:, None] - 2 * means + within[None]).fill_diagonal_(0.0)
+    # in this order the matrix is symmetric to the last bit
+    return (within[:, None] + within[None] - 2 * means).fill_diagonal_(0.0)
 
 
 def shuffled_labels(
