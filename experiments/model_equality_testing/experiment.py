@@ -172,8 +172,8 @@ class Pooled(Experiment):
 
     @cached_property
     def samples(self) -> dict[str, CompletionSample]:
-        """All pools in token space."""
-        return {name: self.source.token_sample(s) for name, s in self.alternatives.items()}
+        """All pools as codes."""
+        return {name: self.source.sample(s) for name, s in self.alternatives.items()}
 
 
 @dataclass
@@ -281,7 +281,7 @@ def replay(pool: list[list[Completion]], prompts: list[Prompt]) -> ScriptedClien
 
 @dataclass
 class EndpointAudit(Pooled):
-    """Audits endpoints against the reference's pool, in token space.
+    """Audits endpoints against the reference's pool, in the space of the pools.
 
     Attributes:
         n_per_prompt: completions of each prompt in each repeat.
@@ -293,7 +293,6 @@ class EndpointAudit(Pooled):
 
     def measure(self, arm: Endpoint, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         prompts = self.source.asked()
-        tokenizer: Any = self._tokenizer
         endpoint: AbstractContextManager[ChatClient] = arm.client(self.pool, prompts)
         with endpoint as client:
             report = audit_endpoint(
@@ -303,7 +302,7 @@ class EndpointAudit(Pooled):
                 self.n_per_prompt,
                 settings=self.settings,
                 name=cell.arm,
-                tokenizer=lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
+                tokenizer=self._tokenize if self.source.characters is None else None,
             )
         p = report.p_values["reference"]
         rejections = [float(value <= report.alpha) for value in p]
@@ -312,6 +311,9 @@ class EndpointAudit(Pooled):
         yield Measurement("p_value", sum(p) / len(p), samples=p)
         statistics = report.statistics["reference"]
         yield Measurement("mmd", sum(statistics) / len(statistics), samples=statistics)
+
+    def _tokenize(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @cached_property
     def _tokenizer(self) -> Any:

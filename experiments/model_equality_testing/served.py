@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,12 @@ from ritornello.common.chat import (
     TransformersClient,
     replicates,
 )
-from ritornello.methods.model_equality_testing import CompletionSample, encode_tokens
+from ritornello.common.errors import UserError
+from ritornello.methods.model_equality_testing import (
+    CompletionSample,
+    encode_tokens,
+    encode_unicode,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,6 +133,7 @@ class Source:
         per_prompt: completions of each prompt.
         max_tokens: of a completion.
         batch_rows: completions decoded at a time.
+        characters: compare so many characters of each completion; None compares token ids.
     """
 
     model: Callable[[], "PreTrainedModel"]
@@ -137,6 +143,7 @@ class Source:
     per_prompt: int
     max_tokens: int
     batch_rows: int
+    characters: int | None = None
 
     def asked(self) -> list[Prompt]:
         """The prompts as a client takes them."""
@@ -172,16 +179,40 @@ class Source:
             content.append([answer.to_json() for answer in answers])
         (folder / "completions.json").write_text(json.dumps(content), encoding="utf-8")
 
-    def token_sample(self, served: Served) -> CompletionSample:
-        """The pool in token space; the end token is kept, padding follows it."""
-        return token_sample(self.draw(served), self.max_tokens)
+    def sample(self, served: Served) -> CompletionSample:
+        """The pool as codes; in token space the end token is kept and padding follows it."""
+        pool = self.draw(served)
+        prompts = [index for index, prompt in enumerate(pool) for _ in prompt]
+        answers = [completion for prompt in pool for completion in prompt]
+        if self.characters is None:
+            codes = encode_tokens([answer.token_ids or () for answer in answers], self.max_tokens)
+        else:
+            codes = encode_unicode([answer.text for answer in answers], self.characters)
+        return CompletionSample(prompts, codes, len(pool))
 
 
-def token_sample(pool: Sequence[Sequence[Completion]], length: int) -> CompletionSample:
-    """Completions of known token ids, [prompt][completion], as a sample."""
-    ids = [completion.token_ids or () for prompt in pool for completion in prompt]
-    prompts = [index for index, prompt in enumerate(pool) for _ in prompt]
-    return CompletionSample(prompts, encode_tokens(ids, length), len(pool))
+def load_bitsandbytes(name_or_path: str, scheme: Literal["int8", "nf4"]) -> "PreTrainedModel":
+    """A hub model under LLM.int8 or 4-bit NormalFloat, on the GPU.
+
+    Raises:
+        UserError: the package `bitsandbytes` is absent.
+    """
+    from importlib.util import find_spec
+
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    if find_spec("bitsandbytes") is None:
+        raise UserError(f"scheme={scheme!r} needs the package bitsandbytes and a GPU")
+    config = BitsAndBytesConfig(
+        load_in_8bit=scheme == "int8",
+        load_in_4bit=scheme == "nf4",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        name_or_path, quantization_config=config, device_map="cuda"
+    )
+    return model.eval()
 
 
 def describe(made_by: Callable[[], Any]) -> str:

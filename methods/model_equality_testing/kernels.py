@@ -114,7 +114,7 @@ class _NGrams:
     def __init__(self, codes: np.ndarray, rows: int, starts: np.ndarray) -> None:
         symbols, ids = np.unique(codes, return_inverse=True)
         self._symbols = len(symbols)
-        self._codes = ids.reshape(codes.shape)
+        self._codes: np.ndarray = ids.reshape(codes.shape)
         self._rows = rows
         self._n = 0
         length = codes.shape[1]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from ritornello.experiments.model_equality_testing.served import (
 from ritornello.methods.model_equality_testing import (
     AuditSettings,
     audit_endpoint,
+    encode_unicode,
     estimate_cost,
     records,
 )
@@ -214,10 +216,12 @@ def test_pools_are_drawn_once_and_differ_by_what_is_served(tmp_path, monkeypatch
     other = source.draw(Served(seed=2))
     assert len(loads) == 2
     assert other != first
-    sample = source.token_sample(Served(seed=1))
+    sample = source.sample(Served(seed=1))
     assert sample.completions[0].tolist()[: len(first[0][0].token_ids)] == list(
         first[0][0].token_ids
     )
+    letters = replace(source, characters=3).sample(Served(seed=1))
+    assert letters.completions[0].tolist() == encode_unicode([first[0][0].text], 3)[0].tolist()
     prompt = Prompt((Message.user(PROMPTS[0]),), prefill='"')
     client = TransformersClient(load(), Chat())
     direct = client.generate(
