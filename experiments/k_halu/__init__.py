@@ -1,0 +1,1 @@
+"""K-HALU: what is measured, claimed and drawn."""
