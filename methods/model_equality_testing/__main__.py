@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ritornello.common.chat import ChatClient, ChatError, Message, OpenAIClient, TransformersClient
+from ritornello.common.chat import ChatError, Message, OpenAIClient, TransformersClient
 from ritornello.common.errors import UserError
 from ritornello.methods.model_equality_testing.audit import (
     AuditSettings,
@@ -130,7 +130,7 @@ def _audit(options: argparse.Namespace) -> int:
     return 3 if report.flagged else 0
 
 
-def _reference(name: str) -> ChatClient:
+def _reference(name: str) -> Any:
     from ritornello.common import models
 
     if name == "smollm2":

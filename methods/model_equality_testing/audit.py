@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ritornello.common.chat import (
     AnswerStore,
@@ -279,16 +279,16 @@ def _ask(
     endpoint: bool = False,
 ) -> list[list[Completion]]:
     """All repeats' completions of every prompt."""
-    store = None
+    store, asker = None, cast(Any, client)
     if cache is not None:
         # one file for each who answers: cache keys do not say where a server is
         digest = hashlib.sha256(f"{endpoint}\0{name}\0{client.model_id}".encode()).hexdigest()
         store = AnswerStore(Path(cache) / f"{digest[:16]}.sqlite")
-        client = CachedClient(client, store)
+        asker = CachedClient(client, store)
     each = n_per_prompt * settings.repeats
     wanted = [copy for prompt in prompts for copy in replicates(replace(prompt, sample=0), each)]
     try:
-        answers = client.generate(wanted, settings.params(endpoint=endpoint))
+        answers = asker.generate(wanted, settings.params(endpoint=endpoint))
     finally:
         if store is not None:
             store.close()

@@ -6,8 +6,6 @@ Every resample computes all kernels anew, pair by pair.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from ritornello.methods.model_equality_testing.sample import CompletionSample
 
 Row = tuple[int, ...]
@@ -95,28 +93,3 @@ def permuted_statistics(
         mixed = [pool[index] for index in order]
         found.append(statistic(mixed[:n1], mixed[n1:]))
     return found
-
-
-def permutation_hamming_numpy(
-    a: CompletionSample, b: CompletionSample, permutations: Sequence[Sequence[int]]
-) -> np.ndarray:
-    """The same for the Hamming MMD with array comparisons in place of the inner loops.
-
-    This is how the published package spends its time: three kernel matrices for every permutation.
-    """
-    prompts = np.concatenate([a.prompts.cpu().numpy(), b.prompts.cpu().numpy()])
-    rows = np.concatenate([a.completions.cpu().numpy(), b.completions.cpu().numpy()])
-
-    def mean(left: np.ndarray, right: np.ndarray, *, same: bool) -> float:
-        agree = (rows[left][:, None] == rows[right][None]).sum(-1) / rows.shape[1]
-        mask = prompts[left][:, None] == prompts[right][None]
-        if same:
-            np.fill_diagonal(mask, False)
-        return float(agree[mask].mean())
-
-    found = []
-    for order in np.asarray(permutations):
-        x, y = order[: len(a)], order[len(a) :]
-        within = mean(x, x, same=True) + mean(y, y, same=True)
-        found.append(within - 2 * mean(x, y, same=False))
-    return np.array(found)
