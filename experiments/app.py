@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -91,6 +92,7 @@ def instantiate(node: Any, place: str) -> Any:
     from hydra.utils import instantiate as build
 
     try:
+        _check_partials(node)
         return build(node, _convert_="all")
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
@@ -99,8 +101,32 @@ def instantiate(node: Any, place: str) -> Any:
         raise UserError(f"{place}: {_first_line(cause)}") from error
 
 
+def _check_partials(node: Any) -> None:
+    """Binds the arguments of `_partial_` nodes, which nothing else would check before the call.
+
+    Raises:
+        UserError: an argument that the target does not take.
+    """
+    from hydra.utils import get_object
+
+    if isinstance(node, list):
+        for item in node:
+            _check_partials(item)
+    if not isinstance(node, dict):
+        return
+    for value in node.values():
+        _check_partials(value)
+    if node.get("_partial_") and "_target_" in node:
+        given = {k: v for k, v in node.items() if not (k.startswith("_") and k.endswith("_"))}
+        try:
+            inspect.signature(get_object(node["_target_"])).bind_partial(**given)
+        except (TypeError, ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"{node['_target_']}: {_first_line(error)}") from error
+
+
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[:2])
 
 
 def build_plan(config: dict[str, Any]) -> Plan:

@@ -5,16 +5,16 @@ import re
 from collections import Counter
 from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import Any, get_args
 
 from ritornello.common.errors import UserError
 from ritornello.common.reporting import Card, Verdict, load_card
+from ritornello.common.reporting.claims import Outcome
 from ritornello.common.reporting.page import (
     format_interval,
     markdown_table,
     template_environment,
+    template_text,
 )
 from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.app import PROFILES, papers
@@ -147,28 +147,24 @@ def _tables(content: dict[str, Any]) -> str:
 
 
 def write_index(outputs: Path) -> int:
-    """Gathers all papers into `outputs/report/index.html`."""
-    rows = []
-    for paper in papers():
-        runs, past = latest_runs(paper, outputs), recorded(paper)
-        shown = {
-            profile: {
-                "content": content,
-                "page": f"../{folder.relative_to(outputs).as_posix()}/report.html",
-                "verdicts": [Verdict(**v) for v in content["verdicts"]],
-            }
-            for profile, (folder, content) in runs.items()
-            if profile != "smoke"
-        }
-        for profile, content in past.items():
-            if profile not in shown:
-                shown[profile] = {
-                    "content": content,
-                    "page": None,
-                    "verdicts": [Verdict(**v) for v in content["verdicts"]],
-                }
-        rows.append({"card": card_of(paper), "runs": shown})
-    page = _index_template().render(rows=rows, interval=format_interval, style=_style())
+    """Gathers all papers into `outputs/report/index.html`: one static page, nothing fetched."""
+    rows = [_index_row(paper, outputs) for paper in papers()]
+    tally = Counter(dict.fromkeys(get_args(Outcome), 0))
+    for row in rows:
+        tally.update(row["counts"])
+    bench = outputs / "bench.json"
+    page = (
+        template_environment()
+        .get_template("index.html.j2")
+        .render(
+            rows=rows,
+            tally=dict(tally),
+            interval=format_interval,
+            bench=json.loads(bench.read_text(encoding="utf-8")) if bench.exists() else None,
+            style=template_text("style.css"),
+            script=template_text("index.js"),
+        )
+    )
     target = outputs / "report" / "index.html"
     try:
         write_atomically(target, page)
@@ -178,13 +174,30 @@ def write_index(outputs: Path) -> int:
     return 0
 
 
-def _index_template() -> jinja2.Template:
-    return template_environment().get_template("index.html.j2")
-
-
-def _style() -> str:
-    return (
-        resources.files("ritornello.common.reporting")
-        .joinpath("templates", "style.css")
-        .read_text(encoding="utf-8")
-    )
+def _index_row(paper: str, outputs: Path) -> dict[str, Any]:
+    """What the page shows of one paper: runs made here first, else what was recorded."""
+    runs = {}
+    here, past = latest_runs(paper, outputs), recorded(paper)
+    for profile in ("small", "paper"):
+        folder, content = here.get(profile, (None, past.get(profile)))
+        if content is None:
+            continue
+        link = None if folder is None else f"../{folder.relative_to(outputs).as_posix()}"
+        runs[profile] = {
+            "content": content,
+            "page": link and f"{link}/report.html",
+            "figures": [
+                {"href": f"{link}/figures/{f['name']}.png", "caption": f["caption"]}
+                for f in content.get("figures", ())
+                if link
+            ],
+            "verdicts": [Verdict(**v) for v in content["verdicts"]],
+        }
+    judged = runs.get("small") or runs.get("paper")
+    counts = Counter(v.verdict for v in judged["verdicts"]) if judged else Counter()
+    return {
+        "card": card_of(paper),
+        "runs": runs,
+        "counts": dict(counts.most_common()),
+        "cost": judged["content"]["totals"]["cpu_seconds"] if judged else 0,
+    }

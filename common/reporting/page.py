@@ -34,16 +34,16 @@ class Report:
     missing: int = 0
 
 
+def template_text(name: str) -> str:
+    """A file beside the templates."""
+    folder = resources.files("ritornello.common.reporting")
+    return folder.joinpath("templates", name).read_text(encoding="utf-8")
+
+
 def template_environment() -> jinja2.Environment:
     """Templates of this package; whatever they show is escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(
-            lambda name: (
-                resources.files("ritornello.common.reporting")
-                .joinpath("templates", name)
-                .read_text(encoding="utf-8")
-            )
-        ),
+        loader=jinja2.FunctionLoader(template_text),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -145,9 +145,7 @@ def write_report(report: Report, directory: Path) -> Path:
             totals=totals(report.records),
             provenance=provenance(report.records),
             interval=format_interval,
-            style=resources.files("ritornello.common.reporting")
-            .joinpath("templates", "style.css")
-            .read_text(encoding="utf-8"),
+            style=template_text("style.css"),
         )
     )
     write_atomically(directory / "report.html", page)

@@ -1,0 +1,95 @@
+"""Five hundred generated mistakes: each is one clear message, none starts work."""
+
+import random
+
+import pytest
+
+from ritornello.common.errors import UserError
+from ritornello.experiments.app import (
+    build_plan,
+    check_arguments,
+    compose_config,
+    papers,
+    resolve,
+)
+
+CASES = 500
+BLOCKS = 10
+
+
+def swap_letters(dice: random.Random, word: str) -> str:
+    """The word with a typing mistake in it."""
+    i = dice.randrange(len(word))
+    return word[:i] + dice.choice("qxz7") + word[i + 1 :]
+
+
+def mistakes(dice: random.Random, paper: str, plan) -> list[str]:
+    """Overrides with one mistake, and the experiment they belong to."""
+    experiment = f"experiment={paper}/smoke"
+    part = dice.choice(list(plan.parts))
+    arm = dice.choice(list(plan.parts[part].arms))
+    word = "".join(dice.choices("abcdefgh", k=dice.randint(3, 9)))
+    number = dice.randint(-99, 0)
+    kinds = {
+        "paper": [f"experiment={swap_letters(dice, paper)}/smoke"],
+        "profile": [f"experiment={paper}/{word}"],
+        "key": [experiment, f"{word}={number}"],
+        "added key": [experiment, f"+{word}={number}"],
+        "type": [experiment, f"{dice.choice(['workers', 'threads'])}={word}"],
+        "range": [experiment, f"{dice.choice(['workers', 'threads'])}={number}"],
+        "boolean": [experiment, f"{dice.choice(['strict', 'fresh', 'cooperative'])}={word}x"],
+        "device": [experiment, f"device={word}"],
+        "part": [experiment, f"only.parts=[{word}]"],
+        "arm": [experiment, f"only.arms=[{swap_letters(dice, arm)}x]"],
+        "seed": [experiment, f"only.seeds=[{number - 1000}]"],
+        "seed type": [experiment, f"only.seeds=[{word}]"],
+        "argument": [experiment, f"+parts.{part}.arms.{arm}.{word}={number}"],
+        "measure": [experiment, f"+parts.{part}.measure.{word}={number}"],
+        "target": [experiment, f"parts.{part}.measure._target_=ritornello.{word}.{word}"],
+        "arm target": [experiment, f"parts.{part}.arms.{arm}._target_=ritornello.{word}"],
+        "no such part": [experiment, f"parts.{word}.seeds=[0]"],
+        "grid": [experiment, f"+parts.{part}.grid.{word}={number}"],
+        "empty grid": [experiment, f"+parts.{part}.grid.{word}=[]"],
+        "seeds": [experiment, f"parts.{part}.seeds=[{word}]"],
+        "group": [experiment, f"tracker={word}"],
+        "syntax": [experiment, f"parts.{part}.seeds=[0,"],
+        "tracker": [experiment, "tracker=wandb", f"tracker.mode={word}"],
+    }
+    return kinds[dice.choice(sorted(kinds))]
+
+
+def understand(arguments: list[str]) -> None:
+    """What the command does before any cell is measured."""
+    from ritornello.experiments.app import instantiate
+
+    check_arguments(arguments)
+    config = resolve(compose_config(arguments))
+    if config["tracker"]:
+        instantiate(config["tracker"], "tracker")
+    build_plan(config).cells(**config["only"])
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {
+        paper: build_plan(resolve(compose_config([f"experiment={paper}/smoke"])))
+        for paper in papers()
+    }
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_generated_mistakes_are_told_in_one_message(plans, block):
+    for case in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):
+        dice = random.Random(case)
+        paper = dice.choice(sorted(plans))
+        arguments = mistakes(dice, paper, plans[paper])
+        with pytest.raises(UserError) as told:
+            understand(arguments)
+        message = str(told.value)
+        assert 10 < len(message) < 2000, (arguments, message)
+        assert "Traceback" not in message, (arguments, message)
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_a_right_command_is_understood(paper):
+    understand([f"experiment={paper}/smoke", "workers=2", "strict=true"])

@@ -1,0 +1,129 @@
+"""The real command: exit status, interruption, two runs at once, sweeps and launchers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ritornello.experiments.app import papers
+
+PAPER = "probe_pruning" if "probe_pruning" in papers() else papers()[0]
+
+
+def start(*arguments, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", "ritornello", *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ritornello(*arguments, cwd):
+    process = start(*arguments, cwd=cwd)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+def records(folder):
+    return sorted(folder.glob("outputs/*/smoke/*/cells/*.json"))
+
+
+def measured(folder):
+    """Everything that was measured but times."""
+    rows = []
+    for file in records(folder):
+        record = json.loads(file.read_text())["record"]
+        rows.append((file.name, [m["metric"] for m in record["measurements"]]))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "which paper"),
+        (["experiment=nothing/small"], "unknown paper"),
+        ([f"experiment={PAPER}/smoke", "colour=red"], "colour"),
+        ([f"experiment={PAPER}/paper", "device=cuda"], "cuda"),
+        (["record", "nothing"], "unknown paper"),
+    ],
+)
+def test_bad_input_is_status_2_and_one_message(arguments, named, tmp_path):
+    status, _, err = ritornello(*arguments, cwd=tmp_path)
+    assert status == 2
+    assert named in err.lower()
+    assert "Traceback" not in err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_the_paper_profile_says_at_once_that_there_is_no_network(tmp_path):
+    begun = time.monotonic()
+    status, _, err = ritornello(f"experiment={PAPER}/paper", "device=cpu", cwd=tmp_path)
+    assert status == 2, err
+    assert "hf download" in err
+    assert time.monotonic() - begun < 120
+
+
+def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path):
+    process = start(f"experiment={PAPER}/smoke", "workers=2", cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while not records(tmp_path) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.1)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGINT)  # twice, as people do
+    _, err = process.communicate(timeout=120)
+    kept = records(tmp_path)
+    assert kept
+    if process.returncode != 0:  # it may have been through by then
+        assert process.returncode in (130, -signal.SIGINT)
+        assert "Traceback" not in err
+    stamps = {file: file.stat().st_mtime_ns for file in kept}
+    status, out, err = ritornello(f"experiment={PAPER}/smoke", "workers=2", cwd=tmp_path)
+    assert status == 0, err
+    assert "cells are already measured" in out
+    assert all(file.stat().st_mtime_ns == stamp for file, stamp in stamps.items())
+
+
+def test_two_commands_share_the_cells_when_both_say_so(tmp_path):
+    arguments = (f"experiment={PAPER}/smoke", "cooperative=true")
+    processes = [start(*arguments, f"worker={i}", cwd=tmp_path) for i in range(2)]
+    for process in processes:
+        out, err = process.communicate(timeout=600)
+        assert process.returncode == 0, out + err
+    (run,) = (tmp_path / "outputs" / PAPER / "smoke").iterdir()
+    assert not json.loads((run / "verdicts.json").read_text())["missing"]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "joblib",
+        "submitit_local",
+        pytest.param("ray_local", marks=pytest.mark.slow),
+    ],
+)
+def test_launchers_divide_one_configuration(launcher, tmp_path):
+    plugin = {"ray_local": "ray", "submitit_local": "submitit"}.get(launcher, launcher)
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason="extra cluster")
+    status, out, err = ritornello(
+        "-m",
+        f"experiment={PAPER}/smoke",
+        "cooperative=true",
+        "worker=0,1",
+        f"hydra/launcher={launcher}",
+        f"outputs={tmp_path / 'outputs'}",
+        cwd=tmp_path,
+    )
+    assert status == 0, out + err
+    (run,) = (tmp_path / "outputs" / PAPER / "smoke").iterdir()
+    content = json.loads((run / "verdicts.json").read_text())
+    assert not content["missing"]
+    assert not content["failures"]
