@@ -105,9 +105,13 @@ def preference(
 
 
 def preference_difference(
-    choices: Mapping[int, str], dilemmas: Sequence[Dilemma], by: By, first: str, second: str
+    choices: Mapping[int, str],
+    dilemmas: Sequence[Dilemma],
+    by: By,
+    first: str,
+    second: str | None = None,
 ) -> tuple[float, list[float]]:
-    """preference(first) - preference(second) in percent, and one sample per dilemma.
+    """preference(first), less preference(second) if given, in percent; one sample per dilemma.
 
     The samples' mean is the difference; their spread is that of its linearisation (the difference
     plus each dilemma's influence), so a bootstrap over them accounts for both classes at once.
@@ -119,6 +123,8 @@ def preference_difference(
     chosen = index.sides(choices)
     total, influence = 0.0, np.zeros(len(dilemmas))
     for sign, name in ((1, first), (-1, second)):
+        if name is None:
+            continue
         number = index.labels.index(name) if name in index.labels else -1
         own = (index.label == number) & (chosen[index.dilemma] >= 0)
         if not own.any():

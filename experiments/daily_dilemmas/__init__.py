@@ -1,0 +1,1 @@
+"""DailyDilemmas measured: preferences, steering, position bias, and what the official score is."""
