@@ -197,7 +197,7 @@ class TrifeatureRenderer:
     texture_scale: int = 10
 
     def __post_init__(self) -> None:
-        if math.ceil(self.shape_size * math.sqrt(2)) >= self.size or self.shape_size < 6:
+        if int(self.shape_size * math.sqrt(2) + 0.5) >= self.size or self.shape_size < 6:
             raise UserError(
                 f"shape_size must be at least 6 and fit size={self.size} when turned "
                 f"(below {self.size / math.sqrt(2):.0f}), got {self.shape_size}"
@@ -288,17 +288,28 @@ def list_stimuli(split: str, views: int = 3, seed: int = 42) -> list[tuple[str, 
 
 
 def trifeatures(
-    split: str, *, renderer: TrifeatureRenderer | None = None, views: int = 3, seed: int = 42
+    split: str,
+    *,
+    renderer: TrifeatureRenderer | None = None,
+    views: int = 3,
+    seed: int = 42,
+    images: UInt8[np.ndarray, "n size size 3"] | None = None,
 ) -> Trifeatures:
     """Renders a split: 2400 training pictures (3 of each combination) or 200 test pictures.
 
     Every picture has a random stream of its own: none depends on how many were drawn before.
+
+    Args:
+        images: rendered before, by the same call; not rendered again.
     """
     renderer = renderer or TrifeatureRenderer()
     listed = list_stimuli(split, views, seed)
+    names, s, t, c = zip(*listed, strict=True)
+    features = np.array(s), np.array(t), np.array(c)
+    if images is not None:
+        return Trifeatures(images, *features, names)
     images = np.empty((len(listed), renderer.size, renderer.size, 3), np.uint8)
     for place, (_, s, t, c) in enumerate(listed):
         rng = np.random.default_rng([seed, split == "test", place])
         images[place] = renderer.render(SHAPES[s], tuple(COLOURS)[c], TEXTURES[t], rng)
-    names, s, t, c = zip(*listed, strict=True)
-    return Trifeatures(images, np.array(s), np.array(t), np.array(c), names)
+    return Trifeatures(images, *features, names)

@@ -68,16 +68,21 @@ def lightning_module(
         def __init__(self) -> None:
             super().__init__()
             self.model = model
+            # in a buffer, so that a resumed run goes on counting
+            self.register_buffer("step_number", torch.zeros((), dtype=torch.long))
 
         def training_step(self, batch: tuple[list[Any], Tensor | None], batch_idx: int) -> Tensor:
             inputs, labels = batch
             output = self.model.training_loss(inputs, augment, labels)  # type: ignore[operator]
             if watch is not None:
-                watch(batch_idx, output)
+                watch(int(self.step_number), output)
+            self.step_number += 1
             return output.loss
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(parameter_groups(self.model, weight_decay), lr=lr)
+            optimizer = torch.optim.AdamW(
+                parameter_groups(self.model, weight_decay), lr=lr, fused=True
+            )
             if schedule is None:
                 return optimizer
             config = {"scheduler": schedule(optimizer), "interval": "step"}

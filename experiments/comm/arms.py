@@ -1,0 +1,141 @@
+"""The arms: CoMM and what it is compared with, on whatever encoders a part brings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ritornello.common.errors import UserError
+from ritornello.methods.comm import (
+    CoMM,
+    CrossModal,
+    CrossSelf,
+    FactorCL,
+    FusionTransformer,
+    MultimodalEncoder,
+    SupCon,
+    Supervised,
+)
+from ritornello.methods.comm.model import projection_head
+
+
+@dataclass
+class Architecture:
+    """Fresh encoders with what CoMM needs to join them.
+
+    Attributes:
+        encoders, adapters: one a modality.
+        dims: width of each encoder's output, flattened: what the baselines project.
+        width, heads: of the fusion transformer.
+    """
+
+    encoders: list[nn.Module]
+    adapters: list[nn.Module | None]
+    dims: list[int]
+    width: int
+    heads: int = 8
+
+    def fused(self) -> MultimodalEncoder:
+        """The encoders under a fusion transformer of one layer."""
+        fusion = FusionTransformer(self.width, self.heads)
+        return MultimodalEncoder(self.encoders, self.adapters, fusion)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is trained.
+
+    Args:
+        lr: its learning rate; the recipe's when None.
+        batch: its batch size; the recipe's when None.
+    """
+
+    lr: float | None = None
+    batch: int | None = None
+    supervised = False
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """A fresh model with `training_loss` and `features`."""
+        raise TypeError(f"{type(self).__name__} does not define build()")
+
+
+@dataclass(frozen=True)
+class CoMMArm(Arm):
+    """CoMM; `weights` of the terms for the ablation (each modality, then all together)."""
+
+    head_hidden: int = 512
+    head_dim: int = 256
+    temperature: float = 0.1
+    weights: Sequence[float] | None = None
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        head = projection_head(architecture.width, self.head_hidden, self.head_dim)
+        return CoMM(architecture.fused(), head, temperature=self.temperature, weights=self.weights)
+
+
+@dataclass(frozen=True)
+class CrossArm(Arm):
+    """Cross: CLIP, or CMC for three modalities."""
+
+    embed_dim: int = 256
+    augment_inputs: bool = False
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        a = architecture
+        return CrossModal(a.encoders, a.dims, self.embed_dim, augment_inputs=self.augment_inputs)
+
+
+@dataclass(frozen=True)
+class CrossSelfArm(Arm):
+    """Cross+Self; without its cross term SimCLR on each modality."""
+
+    hidden: int = 512
+    embed_dim: int = 256
+    temperature: float = 0.1
+    cross_weight: float = 1.0
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        a = architecture
+        return CrossSelf(
+            a.encoders, a.dims, hidden=self.hidden, embed_dim=self.embed_dim,
+            temperature=self.temperature, cross_weight=self.cross_weight,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FactorCLArm(Arm):
+    """FactorCL-SSL."""
+
+    embed_dim: int = 128
+    critic_hidden: int = 512
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        a = architecture
+        return FactorCL(
+            a.encoders, a.dims, embed_dim=self.embed_dim, critic_hidden=self.critic_hidden
+        )
+
+
+@dataclass(frozen=True)
+class SupConArm(Arm):
+    """Supervised contrast between the modalities."""
+
+    hidden: int = 512
+    embed_dim: int = 256
+    supervised = True
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        if multilabel:
+            raise UserError("SupCon takes one class a sample: leave it out where there are several")
+        a = architecture
+        return SupCon(a.encoders, a.dims, hidden=self.hidden, embed_dim=self.embed_dim)
+
+
+@dataclass(frozen=True)
+class SupervisedArm(Arm):
+    """Cross entropy on CoMM's architecture: the supervised reference."""
+
+    supervised = True
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        return Supervised(architecture.fused(), n_classes, multilabel=multilabel)
