@@ -122,9 +122,10 @@ def _play_block(
             scores = {reading: task.score(sample, answer) for reading, answer in answers.items()}
             book.add(_finished(sample, first[name], answers, scores, replies[name]))
         running = list(states)
-        for name, completion in zip(
-            running, ask(client, [queries[name] for name in running]), strict=True
-        ):
+        responses = ask(client, [queries[name] for name in running])
+        for name, completion in zip(running, responses, strict=True):
+            if not isinstance(completion, Completion):
+                raise TypeError(f"{task.name}: episodes cannot score continuations")
             replies[name].append(completion.text)
             if not completion.ok:
                 failed = {"ours": Answer(None, "error", completion.error or "")}

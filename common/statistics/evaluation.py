@@ -136,7 +136,8 @@ def _by_cluster(
         raise ValueError(f"clusters must name one per score, got {len(clusters)} for {len(x)}")
     numbers: dict[object, int] = {}
     places = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
-    return np.bincount(places, weights=x), np.bincount(places).astype(float)
+    sums = np.bincount(places, weights=x).astype(np.float64)
+    return sums, np.bincount(places).astype(np.float64)
 
 
 def _scores(values: ArrayLike) -> NDArray[np.float64]:

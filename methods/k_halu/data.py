@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ritornello.common.chat import Text
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation import Choice, ChoiceTarget, Sample, SampleError
@@ -124,7 +126,9 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
         table = pd.read_parquet(file)
         for row in table.to_dict("records"):
             label = row.get("label")
-            yield {**row, "label": label.tolist() if hasattr(label, "tolist") else label}
+            if isinstance(label, np.ndarray | np.generic):
+                label = label.tolist()
+            yield {**{str(key): value for key, value in row.items()}, "label": label}
         return
     text = file.read_text(encoding="utf-8")
     try:

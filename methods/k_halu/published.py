@@ -22,7 +22,7 @@ _POLARITY_BY_CELL = {"h": "hallucinated", "t": "faithful"}
 def published_counts() -> Mapping[str, Mapping[str, tuple[int, int]]]:
     """model → cell → (questions, hits); a cell is p60, p30 or p10 (one, two, three right answers),
     h or t (hallucinated or faithful statements asked for) and the domain's letter, "p60_hc"."""
-    file = resources.files(__package__) / "published.json"
+    file = resources.files("ritornello.methods.k_halu") / "published.json"
     return {
         model: {cell: (n, hits) for cell, (n, hits) in cells.items()}
         for model, cells in json.loads(file.read_text(encoding="utf-8")).items()

@@ -85,8 +85,8 @@ class KHaluLogLikelihood:
     def parse(self, sample: Sample, response: ContinuationScores) -> Mapping[str, Answer]:
         totals = response.total
         readings = {}
-        for reading, form in (("ours", "NFC"), ("official", None)):
-            lengths = self.lengths(sample, response, form)
+        for reading in ("ours", "official"):
+            lengths = self.lengths(sample, response, composed=reading == "ours")
             if self.delta is not None:
                 readings[reading] = Answer(
                     list(select_within(totals, lengths, self.delta)), rule="within"
@@ -98,12 +98,12 @@ class KHaluLogLikelihood:
         return readings
 
     def lengths(
-        self, sample: Sample, response: ContinuationScores, form: Literal["NFC"] | None = "NFC"
+        self, sample: Sample, response: ContinuationScores, *, composed: bool = True
     ) -> list[float]:
-        """What each log-likelihood is divided by."""
+        """What each log-likelihood is divided by, the options' Hangul composed or as it stands."""
         options = numbered(sample)
-        if form:
-            options = [unicodedata.normalize(form, option) for option in options]
+        if composed:
+            options = [unicodedata.normalize("NFC", option) for option in options]
         if self.normalise == "char":
             return [float(len(option)) for option in options]
         if self.normalise == "byte":

@@ -321,7 +321,7 @@ def test_lengths_follow_the_choice_of_unit():
     assert lengths["byte"] == [len("1. 문장 1".encode())] * 5
     assert lengths["token"] == [1, 2, 1, 1, 1]
     assert lengths[None] == [1] * 5
-    official = KHaluLogLikelihood([sample]).lengths(sample, scores, None)
+    official = KHaluLogLikelihood([sample]).lengths(sample, scores, composed=False)
     assert official[2] == len("3. ") + len(decomposed) > 7
 
 
