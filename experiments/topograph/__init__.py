@@ -1,0 +1,1 @@
+"""Topograph measured: topology of trained segmentations, the guarantee, and the loss's time."""

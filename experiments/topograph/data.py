@@ -1,0 +1,95 @@
+"""Images to segment, with masks: generated networks, or pairs of files."""
+
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ritornello.common.errors import UserError
+from ritornello.experiments.topograph.networks import networks
+
+Split = Literal["train", "test"]
+Pairs = tuple[Float[Tensor, "images 1 height width"], Int[Tensor, "images height width"]]
+
+
+class SegmentationData(Protocol):
+    """A training and a test set of images of one size."""
+
+    def load(self, split: Split, seed: int) -> Pairs:
+        """Images and masks (0 background, 1 foreground)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Generated networks, others for every seed.
+
+    Attributes:
+        size: height and width.
+        train, test: how many images.
+    """
+
+    size: int
+    train: int
+    test: int
+
+    def load(self, split: Split, seed: int) -> Pairs:
+        count = self.train if split == "train" else self.test
+        return networks(count, self.size, seed * 2 + (split == "test"))
+
+
+@dataclass(frozen=True)
+class ImagePairs:
+    """Grey images and masks from files, cut into square tiles without overlap.
+
+    Attributes:
+        images, masks: file patterns; sorted, the n-th mask is that of the n-th image.
+        test: how many of the last pairs are the test set.
+        tile: height and width of a tile; what is left at the right and lower border is dropped.
+        invert: whether masks are dark on light.
+    """
+
+    images: str
+    masks: str
+    test: int
+    tile: int
+    invert: bool = False
+
+    def load(self, split: Split, seed: int) -> Pairs:
+        pairs = self._files()
+        pairs = pairs[: -self.test] if split == "train" else pairs[-self.test :]
+        images, masks = [], []
+        for image, mask in pairs:
+            pixels = _grey(image)
+            images.append(self._tiles((pixels - pixels.mean()) / pixels.std()))
+            masks.append(self._tiles((_grey(mask) > 0.5) != self.invert))
+        return torch.cat(images)[:, None], torch.cat(masks).long()
+
+    def _files(self) -> list[tuple[Path, Path]]:
+        images, masks = (sorted(map(Path, glob.glob(p))) for p in (self.images, self.masks))
+        if len(images) != len(masks) or len(images) <= self.test:
+            raise UserError(
+                f"images={self.images!r} and masks={self.masks!r} must match as many files each, "
+                f"more than test={self.test}; they match {len(images)} and {len(masks)}"
+            )
+        return list(zip(images, masks, strict=True))
+
+    def _tiles(self, image: Tensor) -> Tensor:
+        rows, columns = (side // self.tile for side in image.shape)
+        if not rows or not columns:
+            raise UserError(f"tile={self.tile} is larger than an image of {tuple(image.shape)}")
+        whole = image[: rows * self.tile, : columns * self.tile]
+        tiles = whole.unflatten(0, (rows, self.tile)).unflatten(2, (columns, self.tile))
+        return tiles.movedim(2, 1).flatten(0, 1)
+
+
+def _grey(file: Path) -> Float[Tensor, "height width"]:
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return torch.from_numpy(np.asarray(image.convert("L"), dtype=np.float32) / 255)

@@ -1,0 +1,223 @@
+"""What the cells of Topograph measure."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.experiments.topograph.data import SegmentationData
+from ritornello.experiments.topograph.figures import figures
+from ritornello.experiments.topograph.networks import networks, scores_around
+from ritornello.experiments.topograph.training import Objective, Recipe, Trainer, predict
+from ritornello.methods.topograph import betti_errors, critical_regions, diu, published_count
+from ritornello.methods.topograph.codes import Connectivity
+from ritornello.methods.topograph.overlap import soft_skeleton
+
+__all__ = ["Guarantee", "LossTime", "RegionRule", "Segmentation", "figures"]
+
+
+@dataclass
+class Segmentation(Experiment):
+    """A network is trained with an objective; its test masks are held to the labels.
+
+    Attributes:
+        data: images and masks.
+        recipe: of the training.
+        shown: test images that are kept for the figures.
+    """
+
+    data: SegmentationData
+    recipe: Recipe
+    shown: int
+
+    @cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory:
+        return tempfile.TemporaryDirectory(prefix="topograph-")
+
+    def measure(self, arm: Objective, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        images, masks = self.data.load("train", cell.seed)
+        trainer = Trainer(images, masks, self.recipe, cell.seed, Path(self._folder.name))
+        started = time.process_time()
+        model, result = trainer.train(arm, context.scratch)
+        yield Measurement("training_seconds", time.process_time() - started, unit="s")
+        for step, loss in enumerate(result.losses):
+            context.log(step, loss=loss)
+        images, masks = self.data.load("test", cell.seed)
+        predicted = predict(model, images, self.recipe.batch_size)
+        if self.shown:
+            np.savez_compressed(
+                context.artifacts / "shown.npz",
+                images=images[: self.shown, 0].half().numpy(),
+                masks=masks[: self.shown].byte().numpy(),
+                predicted=predicted[: self.shown].byte().numpy(),
+            )
+        yield from mask_errors(predicted == 1, masks == 1)
+
+
+def mask_errors(
+    pred: Bool[Tensor, "images height width"], gt: Bool[Tensor, "images height width"]
+) -> Iterator[Measurement]:
+    """Topological errors and overlap of each test image, 8-connected foreground, padded.
+
+    The published count, which is slow and for comparison only, is that of every fourth image.
+    """
+    strict, loose = diu(pred, gt), betti_errors(pred, gt)
+    counts = {
+        "diu": strict.total,
+        "diu_merged_components": strict.ker_fg,
+        "diu_missing_or_false_components": strict.coker_fg,
+        "diu_merged_background": strict.ker_bg,
+        "diu_missing_or_false_loops": strict.coker_bg,
+        "betti_0_error": loose.betti_0,
+        "betti_1_error": loose.betti_1,
+        "betti_matching_error": loose.matching,
+        "published_count": torch.tensor(
+            [published_count(p, g) for p, g in zip(pred[::4], gt[::4], strict=True)]
+        ),
+        "dice": _overlap(pred.float(), gt.float()),
+        "cldice": _centreline_overlap(pred.float(), gt.float()),
+    }
+    for metric, values in counts.items():
+        values = values.double()
+        yield Measurement(metric, values.mean().item(), samples=values.tolist())
+
+
+def _overlap(pred: Tensor, gt: Tensor) -> Tensor:
+    both, either = (pred * gt).sum((1, 2)), (pred + gt).sum((1, 2))
+    return torch.where(either > 0, 2 * both / either, torch.ones_like(both))
+
+
+def _centreline_overlap(pred: Tensor, gt: Tensor) -> Tensor:
+    """clDice of binary masks with skeletons by ten erosions."""
+    lines = [soft_skeleton(mask[:, None], 10)[:, 0] for mask in (pred, gt)]
+    shares = []
+    for line, mask in zip(lines, (gt, pred), strict=True):
+        length = line.sum((1, 2))
+        inside = (line * mask).sum((1, 2))
+        shares.append(torch.where(length > 0, inside / length, torch.ones_like(length)))
+    return 2 * shares[0] * shares[1] / (shares[0] + shares[1]).clamp(min=1e-8)
+
+
+@dataclass
+class LossTime(Experiment):
+    """Processor time of a loss, forward and backward, on one thread, by image size.
+
+    Attributes:
+        sizes: heights and widths of the generated networks.
+        fit_from: the growth exponent is fitted to sizes from here on.
+        seconds: time spent on each size, one call at least.
+    """
+
+    sizes: list[int]
+    fit_from: int
+    seconds: float
+
+    def measure(self, arm: nn.Module, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            times = {size: self._time(arm, size, cell.seed) for size in self.sizes}
+        finally:
+            torch.set_num_threads(threads)
+        for size, value in times.items():
+            yield Measurement("loss_seconds", value, unit="s", coordinates={"size": size})
+        fitted = [size for size in self.sizes if size >= self.fit_from]
+        if len(fitted) > 1:
+            logs = np.log2([[size**2, times[size]] for size in fitted])
+            yield Measurement("growth_exponent", np.polyfit(*logs.T, deg=1)[0])
+
+    def _time(self, loss: nn.Module, size: int, seed: int) -> float:
+        _, target = networks(1, size, seed)
+        logits = scores_around(target, seed, noise=0.7).requires_grad_()
+        small = logits.detach()[..., :32, :32].requires_grad_()
+        loss(small, target[:, :32, :32]).backward()  # builds, imports
+        times: list[float] = []
+        while not times or sum(times) < self.seconds:
+            logits.grad = None
+            started = time.process_time()
+            loss(logits, target).backward()
+            times.append(time.process_time() - started)
+        return float(np.median(times))
+
+
+@dataclass(frozen=True)
+class RegionRule:
+    """How critical regions are found: arguments of `critical_regions`."""
+
+    connectivity: Connectivity = 8
+    pad: bool = True
+
+
+@dataclass
+class Guarantee(Experiment):
+    """Critical regions against the exact ξ, on random pairs of masks of all degrees of error.
+
+    Attributes:
+        sizes: heights and widths of masks.
+        pairs: of each size.
+        counted: of those, how many the published count is compared on.
+    """
+
+    sizes: list[int]
+    pairs: int
+    counted: int
+
+    def measure(self, arm: RegionRule, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        tables = [self._table(size, arm, cell.seed) for size in self.sizes]
+        count, strict, published, _ = table = torch.cat(tables, dim=1)
+        clean = count == 0
+        yield _share("missed", clean & (strict > 0))
+        yield _share("clean", clean)
+        yield _share("flagged_without_error", ~clean & (strict == 0))
+        counted = published >= 0
+        yield _share("published_count_is_exact", (published == strict)[counted])
+        ranks = torch.from_numpy(np.stack([_ranks(count), _ranks(strict)]))
+        yield Measurement("rank_correlation", torch.corrcoef(ranks)[0, 1].item())
+        np.save(context.artifacts / "pairs.npy", table.int().numpy())
+
+    def _table(self, size: int, arm: RegionRule, seed: int) -> Tensor:
+        """Critical regions, ξ, published count (−1: not taken), Betti matching error; by pair."""
+        pred, gt = random_masks(self.pairs, size, seed)
+        found, _ = critical_regions(pred, gt, connectivity=arm.connectivity, pad=arm.pad)
+        regions = [len(image[image >= 0].unique()) for image in found]
+        published = [
+            published_count(p, g, arm.connectivity, arm.pad)
+            for p, g in zip(pred[: self.counted], gt, strict=False)
+        ]
+        published += [-1] * (self.pairs - len(published))
+        strict = diu(pred, gt, arm.connectivity).total
+        counts = torch.tensor([regions, published])
+        return torch.stack([counts[0], strict, counts[1], betti_errors(pred, gt).matching])
+
+
+def _ranks(values: Tensor) -> np.ndarray:
+    from scipy.stats import rankdata
+
+    return rankdata(values.numpy())
+
+
+def _share(metric: str, chosen: Bool[Tensor, "pairs"]) -> Measurement:
+    values = chosen.double()
+    return Measurement(metric, values.mean().item(), samples=values.tolist())
+
+
+def random_masks(
+    count: int, size: int, seed: int
+) -> tuple[Bool[Tensor, "count size size"], Bool[Tensor, "count size size"]]:
+    """Smooth masks, and the same with smooth noise of a strength that differs between pairs."""
+    generator = torch.Generator().manual_seed(seed * 1009 + size)
+    field, noise = (
+        F.avg_pool2d(torch.randn(count, 1, size, size, generator=generator), 3, 1, 1)
+        for _ in range(2)
+    )
+    strength = torch.rand(count, 1, 1, 1, generator=generator)
+    return (field + strength * noise > 0)[:, 0], (field > 0)[:, 0]

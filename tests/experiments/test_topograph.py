@@ -1,0 +1,161 @@
+"""Topograph's experiment: data, shared warm-ups, exact resume, real vessels and membranes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ritornello.common.errors import UserError
+from ritornello.experiments.topograph.data import ImagePairs, Networks
+from ritornello.experiments.topograph.experiment import mask_errors
+from ritornello.experiments.topograph.networks import networks, scores_around
+from ritornello.experiments.topograph.training import Objective, Recipe, Trainer, predict
+from ritornello.methods.topograph import TopographLoss, betti_errors, critical_regions, diu
+
+RECIPE = Recipe(epochs=3, warmup_epochs=1, batch_size=2, lr=1e-2, final_lr=1e-3, channels=[4, 8])
+OBJECTIVE = Objective(alpha=0.5, topology=TopographLoss())
+
+
+def test_networks_are_thin_connected_and_repeatable():
+    images, masks = networks(6, 48, seed=3)
+    again, _ = networks(6, 48, seed=3)
+    assert torch.equal(images, again)
+    assert images.shape == (6, 1, 48, 48)
+    assert set(masks.unique().tolist()) == {0, 1}
+    assert 0.1 < masks.float().mean() < 0.5
+    inside, outside = images[:, 0][masks == 1].mean(), images[:, 0][masks == 0].mean()
+    assert inside > outside + 0.3
+    data = Networks(size=24, train=3, test=2)
+    assert not torch.equal(data.load("train", 0)[0][:2], data.load("test", 0)[0])
+    scores = scores_around(masks, 0)
+    assert 0.01 < (scores.argmax(1) != masks).float().mean() < 0.2
+
+
+@pytest.fixture
+def tiny():
+    return Networks(size=16, train=4, test=2).load("train", 0)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.fixture
+def train(tiny, tmp_path):
+    """train(name, recipe, objective): weights and losses, with a scratch folder of that name."""
+
+    def run(name, recipe, objective=OBJECTIVE):
+        scratch = tmp_path / name
+        scratch.mkdir(exist_ok=True)
+        model, result = Trainer(*tiny, recipe, 0, tmp_path / "shared").train(objective, scratch)
+        return weights(model), result.losses
+
+    return run
+
+
+def test_branching_from_a_shared_warmup_changes_nothing(train):
+    alone, losses = train("alone", RECIPE)
+    sharing = replace(RECIPE, share_warmup=True)
+    plain, _ = train("plain", sharing, Objective())
+    shared, shared_losses = train("shared_warmup", sharing)
+    assert torch.equal(alone, shared)
+    assert losses == shared_losses
+    assert not torch.equal(alone, plain)
+
+
+def test_interrupted_training_continues_to_the_same_weights(train):
+    recipe = replace(RECIPE, checkpoint_every=2)
+    whole, losses = train("whole", recipe)
+
+    class Dies(torch.nn.Module):
+        calls = 0
+
+        def forward(self, logits, target):
+            self.calls += 1
+            if self.calls > 2:
+                raise KeyboardInterrupt
+            return TopographLoss()(logits, target)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train("cut", recipe, Objective(alpha=0.5, topology=Dies()))
+    resumed, resumed_losses = train("cut", recipe)
+    assert torch.equal(whole, resumed)
+    assert losses == resumed_losses
+
+
+def test_mask_errors_of_a_right_and_an_empty_prediction():
+    _, masks = networks(3, 24, seed=0)
+    gt = masks == 1
+    right = {m.metric: m.value for m in mask_errors(gt, gt)}
+    assert right["dice"] == right["cldice"] == 1
+    assert sum(v for k, v in right.items() if k not in ("dice", "cldice")) == 0
+    empty = {m.metric: m.value for m in mask_errors(torch.zeros_like(gt), gt)}
+    assert empty["dice"] < 1e-6
+    assert empty["diu"] == betti_errors(torch.zeros_like(gt), gt).matching.double().mean()
+    parts = [v for k, v in empty.items() if k.startswith("diu_")]
+    assert empty["diu"] == pytest.approx(sum(parts))
+
+
+def test_image_pairs_are_tiled_and_checked(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        pixels = rng.integers(0, 255, (20, 33), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}_image.png")
+        Image.fromarray(np.where(pixels > 127, 255, 0).astype(np.uint8)).save(
+            tmp_path / f"{number}_mask.png"
+        )
+    images, masks = f"{tmp_path}/*_image.png", f"{tmp_path}/*_mask.png"
+    data = ImagePairs(images, masks, test=1, tile=10)
+    assert data.load("train", 0)[0].shape == (2 * 2 * 3, 1, 10, 10)
+    pictures, labels = data.load("test", 0)
+    assert torch.equal(labels[5] == 1, labels[5] == torch.from_numpy(pixels > 127)[10:, 20:30])
+    inverted = ImagePairs(images, masks, test=1, tile=10, invert=True).load("test", 0)[1]
+    assert torch.equal(inverted, 1 - labels)
+    assert (pictures[:, 0][labels == 1]).min() > (pictures[:, 0][labels == 0]).max()
+    with pytest.raises(UserError, match="as many files"):
+        ImagePairs(images, masks, test=3, tile=10).load("train", 0)
+    with pytest.raises(UserError, match="tile=64"):
+        ImagePairs(images, masks, test=1, tile=64).load("train", 0)
+
+
+@pytest.fixture(params=["drive", "isbi2012_em"])
+def real(request, shared_data):
+    folder = shared_data / "segmentation" / request.param
+    if not folder.is_dir():
+        pytest.skip(f"{request.param} is not here")
+    if request.param == "drive":
+        return ImagePairs(f"{folder}/*_training.tif", f"{folder}/*_manual1.gif", test=1, tile=64)
+    # Membranes are dark in these labels.
+    return ImagePairs(f"{folder}/*_image.png", f"{folder}/*_label.png", 1, 64, invert=True)
+
+
+def test_real_vessels_and_membranes(real, tmp_path):
+    """All backends agree, the guarantee holds, and a network learns with the loss."""
+    images, masks = real.load("train", 0)
+    keep = masks.flatten(1).float().mean(1).argsort(descending=True)[:24]
+    images, masks = images[keep], masks[keep]
+    assert 0.1 < masks.float().mean() < 0.5
+    gt = masks[:8] == 1
+    pred = scores_around(masks[:8], 0, noise=0.8).argmax(1) == 1
+    expected = critical_regions(pred, gt, backend="reference")
+    for backend in ("compiled", "scipy", "torch"):
+        found = critical_regions(pred, gt, backend=backend)
+        assert torch.equal(found[0], expected[0])
+    assert expected[1] > 20
+    errors = diu(pred, gt)
+    assert torch.equal(errors.total, diu(pred, gt, backend="scipy").total)
+    assert (errors.total > 0).all()
+    recipe = replace(RECIPE, epochs=12, warmup_epochs=6, batch_size=4, channels=[8, 16])
+    objective = Objective(alpha=0.1, topology=TopographLoss())
+    scores = {}
+    for name, steps in (("none", 0), ("trained", recipe.epochs)):
+        trainer = Trainer(images, masks, replace(recipe, epochs=max(1, steps)), 0, tmp_path)
+        scratch = tmp_path / name
+        scratch.mkdir()
+        model, _ = trainer.train(objective, scratch)
+        measured = mask_errors(predict(model, images, 8) == 1, masks == 1)
+        scores[name] = {m.metric: m.value for m in measured}
+    assert scores["trained"]["dice"] > 0.6
+    assert scores["trained"]["diu"] < scores["none"]["diu"]
