@@ -36,7 +36,7 @@ class PlainLinear(Projection):
         return out if self.multiplier == 1 else out * self.multiplier
 
     def multipliers(self, rows: int) -> tuple[float, float, float]:
-        return (self.multiplier,) * 3
+        return self.multiplier, self.multiplier, self.multiplier
 
 
 class PlainEmbedding(nn.Module):
@@ -80,7 +80,8 @@ class _Plain(Parametrization):
         by_scale: dict[float, list[Tensor]] = {}
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
-                by_scale.setdefault(module.lr_scale, []).append(parameter)
+                scale: Any = module.lr_scale
+                by_scale.setdefault(scale, []).append(parameter)
         return [
             {"params": members, "lr": lr * scale, "weight_decay": decay}
             for scale, members in by_scale.items()

@@ -74,7 +74,7 @@ def _note(report: Report, line: str) -> Report:
 def _convert_llama(model: nn.Module, report: Report) -> nn.Module:
     from ritornello.methods.umup.hf import UmupLlamaForCausalLM
 
-    config = copy.deepcopy(model.config)
+    config: Any = copy.deepcopy(model.config)
     if config.tie_word_embeddings:
         config.tie_word_embeddings = False
         report.changed.append("config.tie_word_embeddings: True -> False")
@@ -201,9 +201,11 @@ def _ancestors(node: fx.Node) -> Iterator[fx.Node]:
 
 def _residual(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """(skip, branch) of a sum whose one operand is computed from the other."""
-    if len(node.args) < 2 or not all(isinstance(argument, fx.Node) for argument in node.args[:2]):
+    if len(node.args) < 2:
         return None
     left, right = node.args[:2]
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
+        return None
     if left in _ancestors(right):
         return left, right
     return (right, left) if right in _ancestors(left) else None

@@ -168,8 +168,10 @@ class Fp8Cast:
 
 def detach_casts(model: nn.Module) -> None:
     """Removes every cast that `Fp8Cast.attach` set."""
+    from ritornello.methods.umup.modules import Projection
+
     for module in model.modules():
-        if getattr(module, "cast", None) is not None:
+        if isinstance(module, Projection):
             module.cast = None
 
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedModel as HFModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ritornello.methods.umup.functional.activations import attention_scale
-from ritornello.methods.umup.model import DecoderLM, positions_to_rotary
+from ritornello.methods.umup.model import DecoderLayer, DecoderLM, positions_to_rotary
 from ritornello.methods.umup.modules import Embedding, Linear
 from ritornello.methods.umup.parametrization import DecoderConfig, UMuP
 from ritornello.methods.umup.scale import log_interpolate
@@ -23,7 +24,7 @@ def _sizes(config: LlamaConfig) -> DecoderConfig:
     Raises:
         ValueError: naming the option of the config that has no unit-scaled form here.
     """
-    rope = getattr(config, "rope_parameters", None) or {"rope_type": "default"}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {"rope_type": "default"}
     head_dim = config.hidden_size // config.num_attention_heads
     wanted: dict[str, tuple[Any, Any, str]] = {
         "tie_word_embeddings": (config.tie_word_embeddings, False, "the two need different rates"),
@@ -61,6 +62,7 @@ class UmupLlamaForCausalLM(HFModel, GenerationMixin):
         parametrization: the five multipliers; all 1 by default.
     """
 
+    config: LlamaConfig
     config_class = LlamaConfig
     base_model_prefix = "decoder"
     _supports_sdpa = True
@@ -73,6 +75,12 @@ class UmupLlamaForCausalLM(HFModel, GenerationMixin):
             _sizes(config), parametrization, scale_tokens=config.max_position_embeddings
         )
         self.post_init()
+
+    @property
+    def _scheme(self) -> UMuP:
+        scheme = self.decoder.parametrization
+        assert isinstance(scheme, UMuP)
+        return scheme
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Linear | Embedding):
@@ -100,7 +108,7 @@ class UmupLlamaForCausalLM(HFModel, GenerationMixin):
         Logits include the multiplier of the loss's softmax, so that sampling uses the
         distribution that was trained.
         """
-        decoder, scheme = self.decoder, self.decoder.parametrization
+        decoder, scheme = self.decoder, self._scheme
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and cache is None:
@@ -153,12 +161,15 @@ def export_llama(model: UmupLlamaForCausalLM, tokens: int | None = None) -> Llam
         model: the model to export.
         tokens: length whose attention multiplier is folded; the model's own by default.
     """
-    config, scheme = model.decoder.config, model.decoder.parametrization
+    config, scheme = model.decoder.config, model._scheme
     tokens = model.config.max_position_embeddings if tokens is None else tokens
-    plain = LlamaForCausalLM(model.config).to(
-        device=model.decoder.embedding.weight.device, dtype=model.decoder.embedding.weight.dtype
-    )
-    plain.model.embed_tokens.weight.copy_(model.decoder.embedding.weight)
+    assert tokens is not None  # a LlamaConfig has a length unless it is taken out
+    embedding = model.decoder.embedding
+    assert isinstance(embedding, Embedding)
+    plain = LlamaForCausalLM(model.config)
+    # transformers' decorator of `to` hides `self` from type checkers.
+    plain.to(device=embedding.weight.device, dtype=embedding.weight.dtype)  # type: ignore[reportCallIssue]
+    plain.model.embed_tokens.weight.copy_(embedding.weight)
     plain.lm_head.weight.copy_(model.decoder.readout.weight * (scheme.loss_softmax / config.width))
     head_dim, mult = config.head_dim, scheme.attention_softmax
     attended = attention_scale(tokens, head_dim, mult=mult, is_causal=True)
@@ -168,6 +179,8 @@ def export_llama(model: UmupLlamaForCausalLM, tokens: int | None = None) -> Llam
     for index, (ours, theirs) in enumerate(
         zip(model.decoder.layers, plain.model.layers, strict=True)
     ):
+        assert isinstance(ours, DecoderLayer)
+        assert isinstance(theirs, LlamaDecoderLayer)
         attention_tau = scheme.tau(2 * index, branches)
         feed_tau = scheme.tau(2 * index + 1, branches)
         attention, feed = ours.attention, ours.feed_forward

@@ -198,4 +198,5 @@ def positions_to_rotary(
     positions: Int[Tensor, "*tokens"], config: DecoderConfig, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of `positions` in the dtype of `like`."""
+    assert config.rope_theta is not None
     return rotary_angles(positions, config.head_dim, theta=config.rope_theta, dtype=like.dtype)

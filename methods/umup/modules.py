@@ -1,7 +1,7 @@
 """Unit-scaled modules under torch's names, with weights drawn from N(0, 1) (sec. 4)."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.umup import functional as U
-from ritornello.methods.umup.fp8 import Fp8Cast
 from ritornello.methods.umup.functional.activations import EPS
 from ritornello.methods.umup.functional.projections import linear_scales
-from ritornello.methods.umup.parameter import MupModule, MupType, Parameter
+from ritornello.methods.umup.parameter import MupModule, MupType, Parameter, is_tagged
 from ritornello.methods.umup.scale import Constraint
 
 
@@ -23,11 +22,12 @@ def _normal(*shape: int, generator: torch.Generator | None, **factory) -> Tensor
 class Projection(MupModule):
     """A matrix product with `weight`, whose operands and gradient may be cast to FP8.
 
-    Subclasses give `project`; `cast` is None or set by `Fp8Cast.attach`.
+    Subclasses give `project`; `cast` and `critical` are set by `fp8.Fp8Cast.attach`.
     """
 
     weight: nn.Parameter
-    cast: Fp8Cast | None = None
+    cast: Callable[["Projection", Tensor], Tensor] | None = None
+    critical: bool = False
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """The product without any cast."""
@@ -57,6 +57,7 @@ class Linear(Projection):
     """
 
     mup_type: MupType = "weight"
+    constraint: Constraint | None
 
     def __init__(
         self,
@@ -112,6 +113,8 @@ class LinearReadout(Linear):
 
 class Conv1d(MupModule):
     """`functional.conv1d` with its weight; the arguments are those of `nn.Conv1d`."""
+
+    constraint: Constraint | None
 
     def __init__(
         self,
@@ -262,6 +265,8 @@ class DepthModuleList(nn.ModuleList):
             layers are added later.
     """
 
+    depth: int
+
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         layers = list(layers)
         super().__init__(layers)
@@ -274,6 +279,8 @@ class DepthModuleList(nn.ModuleList):
 
 class DepthSequential(nn.Sequential):
     """`nn.Sequential` with the depth rule of `DepthModuleList`."""
+
+    depth: int
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -292,9 +299,9 @@ def _refuse_growth(stack: nn.Module) -> None:
         )
 
 
-def _set_depth(stack: nn.Module, depth: int) -> None:
+def _set_depth(stack: DepthModuleList | DepthSequential, depth: int) -> None:
     for name, parameter in stack.named_parameters():
-        if not hasattr(parameter, "mup_type"):
+        if not is_tagged(parameter):
             raise ValueError(
                 f"parameter {name} of shape {tuple(parameter.shape)} has no mup_type: make it with "
                 "umup.Parameter"

@@ -1,19 +1,22 @@
 """Learning rates and weight decay of u-muP (table 2, sec. 4.4), and optimisers that apply them."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ritornello.methods.umup.parameter import is_tagged
 
+if TYPE_CHECKING:
+    from ritornello.methods.umup.parameter import TaggedParameter
+
 Optimizer = Literal["adam", "adamw", "sgd"]
 Parameters = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
 def lr_scale(
-    parameter: nn.Parameter,
+    parameter: "TaggedParameter",
     *,
     optimizer: Optimizer = "adamw",
     readout_constraint: Literal["to_output_scale"] | None = None,
@@ -48,7 +51,7 @@ def _named_groups(params: Parameters) -> Iterator[tuple[dict[str, Any], list[tup
     if isinstance(params, nn.Module):
         yield {}, list(params.named_parameters())
         return
-    entries = list(params)
+    entries: list[Any] = list(params)
     if entries and isinstance(entries[0], dict):
         for entry in entries:
             options = {key: value for key, value in entry.items() if key != "params"}
@@ -155,6 +158,7 @@ def describe_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> l
     rows = []
     for name, parameter in model.named_parameters():
         (group,) = param_groups([(name, parameter)], lr, weight_decay)
+        assert is_tagged(parameter)  # param_groups refuses the others
         rows.append(
             {
                 "name": name,

@@ -5,12 +5,21 @@ optimisers accept it.
 """
 
 from types import MethodType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 MupType = Literal["weight", "bias", "norm", "output"]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    class TaggedParameter(nn.Parameter):
+        """What `Parameter` returns to a type checker; at run time, a plain `nn.Parameter`."""
+
+        mup_type: MupType
+        mup_scaling_depth: int | None
 
 
 def Parameter(
@@ -19,7 +28,7 @@ def Parameter(
     *,
     mup_scaling_depth: int | None = None,
     requires_grad: bool = True,
-) -> nn.Parameter:
+) -> "TaggedParameter":
     """An `nn.Parameter` with `mup_type` and `mup_scaling_depth`.
 
     The tags survive deepcopy and pickle; modules of this package keep them through `to`,
@@ -40,16 +49,17 @@ def Parameter(
     return _tag(parameter, mup_type, mup_scaling_depth)
 
 
-def _tag(parameter: nn.Parameter, mup_type: MupType, depth: int | None) -> nn.Parameter:
-    parameter.mup_type = mup_type
-    parameter.mup_scaling_depth = depth
+def _tag(parameter: nn.Parameter, mup_type: MupType, depth: int | None) -> "TaggedParameter":
+    tagged = cast("TaggedParameter", parameter)
+    tagged.mup_type = mup_type
+    tagged.mup_scaling_depth = depth
     # deepcopy and pickle look these up on the object, and the class's own drop the attributes.
-    parameter.__deepcopy__ = MethodType(_deepcopy, parameter)
-    parameter.__reduce_ex__ = MethodType(_reduce, parameter)
-    return parameter
+    tagged.__deepcopy__ = MethodType(_deepcopy, tagged)
+    tagged.__reduce_ex__ = MethodType(_reduce, tagged)
+    return tagged
 
 
-def is_tagged(parameter: Tensor) -> bool:
+def is_tagged(parameter: Tensor) -> "TypeIs[TaggedParameter]":
     """Whether `parameter` carries the tags of `Parameter`."""
     return hasattr(parameter, "mup_type")
 
@@ -58,18 +68,18 @@ def _rebuild(data: Tensor, mup_type: MupType, depth: int | None, requires_grad: 
     return Parameter(data, mup_type, mup_scaling_depth=depth, requires_grad=requires_grad)
 
 
-def _tags(parameter: nn.Parameter) -> tuple[MupType, int | None, bool]:
+def _tags(parameter: "TaggedParameter") -> tuple[MupType, int | None, bool]:
     return parameter.mup_type, parameter.mup_scaling_depth, parameter.requires_grad
 
 
-def _deepcopy(parameter: nn.Parameter, memo: dict) -> nn.Parameter:
+def _deepcopy(parameter: "TaggedParameter", memo: dict) -> nn.Parameter:
     if id(parameter) not in memo:
         data = parameter.data.clone(memory_format=torch.preserve_format)
         memo[id(parameter)] = _rebuild(data, *_tags(parameter))
     return memo[id(parameter)]
 
 
-def _reduce(parameter: nn.Parameter, protocol: int) -> tuple:
+def _reduce(parameter: "TaggedParameter", protocol: int) -> tuple:
     return _rebuild, (parameter.data, *_tags(parameter))
 
 

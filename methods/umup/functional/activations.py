@@ -4,6 +4,7 @@
 """
 
 import math
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -211,12 +212,18 @@ def rms_norm(
     return normed if weight is None else normed * weight
 
 
+@overload
+def add(
+    left: Tensor, right: Tensor | float, *, constraint: BinaryConstraint | None = ...
+) -> Tensor: ...
+@overload
+def add(left: float, right: Tensor, *, constraint: BinaryConstraint | None = ...) -> Tensor: ...
 def add(
     left: Tensor | float,
     right: Tensor | float,
     *,
     constraint: BinaryConstraint | None = "to_output_scale",
-) -> Tensor:
+) -> Tensor | float:
     """left + right times 2^-1/2; the gradient of a broadcast operand, repeats^-1/2.
 
     A number or one-element tensor shifts and does not scale. In residual

@@ -69,7 +69,8 @@ def linear_scales(
     """Multipliers of the output and of the input gradient of `linear` or `linear_readout`."""
     outputs, inputs = weight.shape
     out_scale = 1 / inputs if readout else inputs**-0.5
-    return constrain(constraint, out_scale, grad_input=outputs**-0.5)
+    out_scale, in_scale = constrain(constraint, out_scale, grad_input=outputs**-0.5)
+    return out_scale, in_scale
 
 
 def linear(
