@@ -70,6 +70,15 @@ def load_official(
     ]
 
 
+def published_folder(family: str, presentation: str) -> str:
+    """The usual folder name of a family: `MRT_text`, `MapSketching_BEVImage`."""
+    large = family in ("DirectionEstimation", "DistanceEstimation", "MapSketching")
+    names = (
+        {"text": "BEVText", "image": "BEVImage"} if large else {"text": "text", "image": "vision"}
+    )
+    return f"{family}_{names[presentation]}"
+
+
 def _root(source: str | Path) -> Path:
     local = Path(source).expanduser()
     if local.is_dir():

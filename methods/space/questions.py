@@ -56,8 +56,9 @@ QUESTION_TASKS: dict[str, tuple[str, Generator]] = {
     "sadd": ("SAdd", spatial_addition),
 }
 FACULTIES: dict[str, tuple[str, ...]] = {
-    "orientation": tuple(
-        "direction distance map_sketching route_retracing shortcut ptt mct".split()
+    "orientation": (
+        *("direction", "distance", "map_sketching", "route_retracing", "shortcut"),
+        *("ptt", "mct"),
     ),
     "visualisation": ("mrt", "mpfb"),
     "perception": ("wlt", "jlo"),
