@@ -71,8 +71,8 @@ class Served:
 
     def identity(self, reference: Callable[[], "PreTrainedModel"]) -> str:
         """Text that differs where the answers may differ."""
-        settings = asdict(self) | {"model": describe(self.model or reference)}
-        return json.dumps(settings, sort_keys=True)
+        settings = asdict(self) | {"kind": type(self).__name__, "model": self.model or reference}
+        return json.dumps(settings, sort_keys=True, default=describe)
 
 
 @torch.no_grad()
