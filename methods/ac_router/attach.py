@@ -21,12 +21,12 @@ class AttachedRouter:
     """
 
     def __init__(self, model: nn.Module, gates: dict[str, nn.Module], **weight_options: Any):
-        self.layers = {
-            name: AdaptiveWeights(gate.weight.shape[1], gate.weight.shape[0], **weight_options)
-            .to(gate.weight.device)
-            .eval()
-            for name, gate in gates.items()
-        }
+        self.layers: dict[str, AdaptiveWeights] = {}
+        for name, gate in gates.items():
+            weight = gate.weight
+            assert isinstance(weight, Tensor)
+            adaptive = AdaptiveWeights(weight.shape[1], weight.shape[0], **weight_options)
+            self.layers[name] = adaptive.to(weight.device).eval()
         self._thread = RoutingThread()
         self._calibrating = False
         self._handles: list[RemovableHandle] = [
@@ -83,9 +83,11 @@ class AttachedRouter:
         inputs = kwargs.get("input_ids")
         if inputs is None:
             inputs = args[0] if args else kwargs.get("inputs_embeds")
-        usable = isinstance(mask, Tensor) and mask.dim() == 2 and isinstance(inputs, Tensor)
-        # With a cache the mask also covers the past: its last columns are the tokens at hand.
-        self._thread.begin(mask[:, -inputs.shape[1] :].bool().reshape(-1) if usable else None)
+        token_mask = None
+        if isinstance(mask, Tensor) and mask.dim() == 2 and isinstance(inputs, Tensor):
+            # With a cache the mask also covers the past: its last columns are the tokens at hand.
+            token_mask = mask[:, -inputs.shape[1] :].bool().reshape(-1)
+        self._thread.begin(token_mask)
 
     def _end(self, model: nn.Module, args: tuple[Any, ...], output: object) -> None:
         self._thread.end()

@@ -161,7 +161,9 @@ class MoELanguageModel(nn.Module):
             elif letter == "f":
                 self.sublayers.append(FeedForward(d_model, hidden, dropout))
             else:
-                router = (gate if letter == "g" else adaptive_gate)(d_model, num_experts)
+                factory = gate if letter == "g" else adaptive_gate
+                assert factory is not None
+                router = factory(d_model, num_experts)
                 experts = Experts(num_experts, d_model, hidden, dropout=dropout)
                 self.sublayers.append(MoELayer(experts, router))
 

@@ -1,7 +1,7 @@
 """The adaptive clustering gate: tokens, scaled by their last cluster's feature weights."""
 
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,6 +45,8 @@ class AdaptiveWeights(nn.Module):
             host synchronisation per call.
     """
 
+    scale: Scale
+    dispersion: Dispersion
     running_count: Tensor
     running_deviation: Tensor
 
@@ -183,7 +185,7 @@ class ACRouter(nn.Module):
     @property
     def balance_temperature(self) -> float:
         """Temperature of the gate's logits in a balance loss."""
-        return self.gate.balance_temperature
+        return cast(float, self.gate.balance_temperature)
 
     def forward(
         self,

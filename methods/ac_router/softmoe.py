@@ -104,6 +104,8 @@ class ACSoftMoE(nn.Module):
         rows = slots.view(batch, self.num_experts, self.slots, dim).transpose(0, 1)
         rows = rows.reshape(self.num_experts, batch * self.slots, dim)
         experts = self.experts
+        assert experts.bias_in is not None
+        assert experts.bias_out is not None
         hidden = torch.baddbmm(experts.bias_in.unsqueeze(1), rows, experts.weight_in)
         out = torch.baddbmm(
             experts.bias_out.unsqueeze(1), experts.activate(hidden), experts.weight_out
