@@ -94,7 +94,9 @@ def from_pretrained(folder: str | Path, *, device: torch.device | str = "cpu") -
     if tied:
         model.lm_head.weight = model.get_input_embeddings().weight
     _rebuild_position_embeddings(model)
-    return requantize_activations(model, config).to(device).eval()
+    requantize_activations(model, config)
+    model.to(device)  # type: ignore[reportArgumentType]  # the stub's decorator hides `self`
+    return model.eval()
 
 
 def _expect_integers(model: "PreTrainedModel", config: RRSConfig) -> None:
