@@ -36,13 +36,16 @@ def test_without_inspect_ai_the_command_to_install_it_is_named():
 
 
 @pytest.mark.skipif(find_spec("inspect_ai") is None, reason="needs inspect-ai")
-def test_inspect_ai_scores_as_we_do():
+def test_inspect_ai_scores_as_we_do(tmp_path):
     import inspect_ai
-    from inspect_ai.model import ModelOutput, get_model
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
     outputs = [ModelOutput.from_content("mockllm/model", "A") for _ in range(8)]
+    for output in outputs:
+        output.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
     model = get_model("mockllm/model", custom_outputs=outputs)
-    (log,) = inspect_ai.eval(to_inspect_task(Quiz(number=8)), model=model, display="none")
+    task = to_inspect_task(Quiz(number=8))
+    (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
     found = {score.name: score.metrics["mean"].value for score in log.results.scores}
     assert found == {"ours": 0.25, "official": 0.25}
 
