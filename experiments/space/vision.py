@@ -54,9 +54,9 @@ class SmallNetwork:
 
     size: int = 40
     width: int = 12
-    questions: int = 1000
-    test_questions: int = 200
-    epochs: int = 10
+    questions: int = 600
+    test_questions: int = 150
+    epochs: int = 8
     batch_size: int = 40
     learning_rate: float = 2e-3
 
