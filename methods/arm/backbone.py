@@ -24,6 +24,7 @@ class PatchEmbedding(nn.Module):
         self.grid = (image_size // patch_size, image_size // patch_size)
         self.proj = nn.Conv2d(channels, dim, patch_size, stride=patch_size)
         nn.init.normal_(self.proj.weight, std=self.proj.weight[0].numel() ** -0.5)
+        assert self.proj.bias is not None
         nn.init.zeros_(self.proj.bias)
 
     def forward(

@@ -31,6 +31,8 @@ class MAEForPretraining(PatchPredictor):
         ValueError: sizes that do not divide, a mask that hides all or nothing.
     """
 
+    directions: Directions
+
     def __init__(
         self,
         image_size: int = 192,

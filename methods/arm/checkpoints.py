@@ -145,5 +145,6 @@ def initialize_from(model: ARMForImageClassification, state_dict: dict[str, Tens
     """Loads pretrained weights into a classifier and shrinks its head, as the paper fine-tunes."""
     model.load_state_dict(convert_pretrained(state_dict, model), strict=False)
     if model.num_classes:
+        assert isinstance(model.head, nn.Linear)
         nn.init.trunc_normal_(model.head.weight, std=2e-5)
     return model

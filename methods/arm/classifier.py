@@ -107,10 +107,13 @@ class ARMForImageClassification(nn.Module):
         """A fresh head, as timm names it; `global_pool` changes the pooling if given."""
         self.num_classes = num_classes
         self.pool = global_pool or self.pool
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        if num_classes:
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+        if not num_classes:
+            self.head = nn.Identity()
+            return
+        head = nn.Linear(self.num_features, num_classes)
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+        self.head = head
 
     def get_classifier(self) -> nn.Module:
         """The head."""

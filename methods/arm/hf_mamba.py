@@ -26,7 +26,7 @@ def patch_transformers_mamba() -> Iterator[None]:
 
 
 def _scan(
-    *arrays: Tensor,
+    *arrays: Any,
     use_mambapy: bool = False,
     use_associative_scan: bool = False,
     **options: Any,

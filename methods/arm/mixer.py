@@ -123,6 +123,8 @@ class MambaMixer(nn.Module):
         ValueError: unknown `directions`.
     """
 
+    directions: Directions
+
     def __init__(
         self,
         d_model: int,
@@ -206,7 +208,7 @@ class MambaMixer(nn.Module):
             grid = (1, patches)
         if grid is None or grid[0] * grid[1] != patches:
             raise ValueError(f"grid must have {patches} patches, as the tokens do, got {grid}")
-        return scan_orders(self.directions, tuple(grid), self.cls_index, x.device)
+        return scan_orders(self.directions, (grid[0], grid[1]), self.cls_index, x.device)
 
     def _scan(self, x: Float[Tensor, "b k d l"]) -> Float[Tensor, "b k d l"]:
         """Convolution and selective scan of every direction, without the gate."""

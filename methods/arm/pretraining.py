@@ -78,6 +78,9 @@ class PatchPredictor(nn.Module):
     of all taps. Arguments as in `ARMForPretraining`.
     """
 
+    pos_embed: Tensor
+    decoder_pos: Tensor
+
     def __init__(
         self,
         image_size: int,
@@ -193,6 +196,9 @@ class ARMForPretraining(PatchPredictor):
     Raises:
         ValueError: sizes that do not divide, fewer than two clusters, unknown `order` or `target`.
     """
+
+    fixed_order: Tensor
+    mask: Tensor
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 from torch import nn
 
@@ -49,7 +50,8 @@ def layer_decay_groups(
     """
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be in (0, 1], got {layer_decay}")
-    depth, spared = len(model.blocks), model.no_weight_decay() | stacked_vectors(model)
+    arm: Any = model
+    depth, spared = len(arm.blocks), arm.no_weight_decay() | stacked_vectors(model)
     groups: dict[tuple[int, bool], dict] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
