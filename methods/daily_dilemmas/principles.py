@@ -173,11 +173,11 @@ def principle_score(
         else selected
         | {value: selected.get(value, 0) + neglected.get(value, 0) for value in neglected}
     )
-    sums = [
+    supported, opposed = (
         sum(weight * counted.get(value, 0) for value, weight in weights.items())
         for weights in (supporting, opposing)
-    ]
-    return PrincipleScore(*sums, selected, neglected)
+    )
+    return PrincipleScore(supported, opposed, selected, neglected)
 
 
 def _count(

@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 
-from ritornello.methods.daily_dilemmas.dilemmas import KINDS, Action, Dilemma
+from ritornello.methods.daily_dilemmas.dilemmas import KINDS, Action, Dilemma, Kind
 from ritornello.methods.daily_dilemmas.values import ValueTable, load_values
 from ritornello.methods.daily_dilemmas.written import refrain
 
@@ -78,7 +78,7 @@ def make_synthetic_dilemmas(
             if free:
                 sides[1 - giver].append(free[int(rng.integers(len(free)))])
         acts = (pattern.act, refrain(pattern.act))
-        actions = {
+        actions: dict[Kind, Action] = {
             kind: Action.of(act, side, table)
             for kind, act, side in zip(KINDS, acts, sides, strict=True)
         }

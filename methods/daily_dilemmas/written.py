@@ -4,7 +4,7 @@ import json
 from functools import cache
 from importlib import resources
 
-from ritornello.methods.daily_dilemmas.dilemmas import Action, Dilemma
+from ritornello.methods.daily_dilemmas.dilemmas import Action, Dilemma, Kind
 from ritornello.methods.daily_dilemmas.principles import Principle
 from ritornello.methods.daily_dilemmas.prompts import system_prompt
 from ritornello.methods.daily_dilemmas.values import load_values
@@ -18,7 +18,7 @@ def written_dilemmas() -> tuple[Dilemma, ...]:
     dilemmas = []
     for entry in _file()["principles"]:
         for situation, act, act_values, other_values in entry["dilemmas"]:
-            actions = {
+            actions: dict[Kind, Action] = {
                 "to_do": Action.of(act, act_values, table),
                 "not_to_do": Action.of(refrain(act), other_values, table),
             }
