@@ -102,16 +102,18 @@ def record(paper: str, outputs: Path) -> int:
         raise UserError(f"{readme.name} of {paper} has no results:begin and results:end markers")
     table = _TABLE.sub(lambda m: m[1] + _tables(content) + "\n" + m[2], page)
     write_atomically(readme, table)
-    _refresh_front_page()
+    _refresh_documents()
     print(f"recorded {', '.join(runs)} of {paper}")
     return 0
 
 
-def _refresh_front_page() -> None:
-    """Rewrites the table of papers in the repository's README from all `results.json`."""
-    readme = Path(str(resources.files("ritornello"))).resolve().parents[1] / "README.md"
+def _refresh_documents() -> None:
+    """Rewrites the front page's table of papers and docs/findings.md from all `results.json`."""
+    root = Path(str(resources.files("ritornello"))).resolve().parents[1]
+    readme = root / "README.md"
     if not readme.exists():  # an installed wheel has none
         return
+    write_atomically(root / "docs" / "findings.md", _findings())
     lines = ["| paper | what was measured (`small`) | CPU time |", "|---|---|---|"]
     for paper in papers():
         past = recorded(paper).get("small")
@@ -125,6 +127,30 @@ def _refresh_front_page() -> None:
     page = readme.read_text(encoding="utf-8")
     table = "\n".join(lines)
     write_atomically(readme, _PAPERS.sub(lambda m: m[1] + table + "\n" + m[2], page))
+
+
+def _findings() -> str:
+    """Everything that did not come out as the papers say, with where each paper deviates."""
+    lines = [
+        "# What did not come out",
+        "",
+        "Every claim that the small profiles contradicted or could not decide, from the recorded runs (written by "
+        "`make record-<paper>`). Each paper's card explains its cases and numbers what differs from the paper.",
+        "",
+    ]
+    for paper in papers():
+        past = recorded(paper).get("small")
+        verdicts = [Verdict(**v) for v in past["verdicts"]] if past else []
+        open_ones = [v for v in verdicts if v.verdict in ("contradicted", "inconclusive")]
+        home = "experiments" if paper.startswith("compose_") else "methods"
+        card = f"../{home}/{paper}/README.md"
+        lines += [f"## [{card_of(paper).title}]({card})", ""]
+        lines.append(f"Deviations: [{paper}]({card}#what-differs-from-the-paper).")
+        if past is None:
+            lines += ["", "Not recorded.", ""]
+            continue
+        lines += ["", markdown_table(open_ones, "small") if open_ones else "Nothing.", ""]
+    return "\n".join(lines)
 
 
 def _tables(content: dict[str, Any]) -> str:
