@@ -134,8 +134,9 @@ def _findings() -> str:
     lines = [
         "# What did not come out",
         "",
-        "Every claim that the small profiles contradicted or could not decide, from the recorded runs (written by "
-        "`make record-<paper>`). Each paper's card explains its cases and numbers what differs from the paper.",
+        "Every claim that the small profiles contradicted or could not decide, from the recorded "
+        "runs (written by `make record-<paper>`). Each paper's card explains its cases and "
+        "numbers what differs from the paper.",
         "",
     ]
     for paper in papers():
