@@ -1,6 +1,6 @@
 """Questions to models and their scores; what several papers measure in the same way."""
 
-from ritornello.common.evaluation.run import ask, evaluate, play, rescore
+from ritornello.common.evaluation.run import ask, evaluate, load_records, play, rescore
 from ritornello.common.evaluation.sample import (
     Answer,
     Choice,
@@ -34,6 +34,7 @@ __all__ = [
     "TextTarget",
     "ask",
     "evaluate",
+    "load_records",
     "play",
     "rescore",
 ]

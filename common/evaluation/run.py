@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ritornello.common.chat.journal import Journal
+from ritornello.common.chat.journal import Journal, read_records
 from ritornello.common.chat.protocol import ChatClient, Completion, GenerationParams
 from ritornello.common.evaluation.sample import (
     Answer,
@@ -87,6 +87,14 @@ def play(
         for start in range(0, len(samples), block):
             _play_block(task, client, samples[start : start + block], book)
         return [book.records[sample.id] for sample in samples]
+
+
+def load_records(journal: str | Path) -> list[Record]:
+    """The finished records of a journal, also while a run writes it; of repeated ones the last."""
+    lines = read_records(journal)
+    next(lines, None)
+    records = (Record.from_json(line) for line in lines)
+    return list({record.sample: record for record in records}.values())
 
 
 def rescore(task: Task, records: Sequence[Record]) -> list[Record]:

@@ -29,6 +29,7 @@ from ritornello.common.evaluation import (
     SampleError,
     Score,
     evaluate,
+    load_records,
     play,
     rescore,
 )
@@ -178,6 +179,33 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(tmp_path):
     assert len(client.calls) == 200 - finished
     unbroken = evaluate(Quiz(number=200), ScriptedClient(lambda p, q: "A", model_id="a"))
     assert [r.to_json() for r in resumed] == [r.to_json() for r in unbroken]
+
+
+def test_a_report_of_a_journal_is_right_while_the_journal_is_written(tmp_path):
+    quiz, path = Quiz(number=40), tmp_path / "records.jsonl"
+    inner = scripted(quiz, oracle, name="oracle")
+    seen = []
+
+    def reply(prompt, params):
+        if path.exists() and path.read_bytes().count(b"\n") > 10:
+            seen.append(report_rows(load_records(path), total=40)[0])
+        return inner.generate([prompt], params)[0]
+
+    whole = evaluate(quiz, ScriptedClient(reply), journal=path, block=5)
+    assert [row.n for row in seen[::5]] == list(range(10, 40, 5))
+    assert {row.ours for row in seen} == {1.0}
+    assert {row.n_total for row in seen} == {40}
+    assert load_records(path) == whole
+
+
+def test_a_question_asked_again_is_reported_once(tmp_path):
+    quiz, path = Quiz(number=40), tmp_path / "records.jsonl"
+    inner = scripted(quiz, oracle, name="oracle")
+    evaluate(quiz, Flaky(inner, 0.4), journal=path)
+    assert not all(record.final for record in load_records(path))
+    evaluate(quiz, inner, journal=path)
+    assert len(load_records(path)) == 40
+    assert all(record.final for record in load_records(path))
 
 
 def test_known_responses_are_scored_again_without_a_model():
