@@ -34,6 +34,7 @@ from ritornello.common.evaluation import (
     rescore,
 )
 from ritornello.common.evaluation.baselines import Flaky, oracle, scripted
+from ritornello.common.evaluation.report import report_rows
 
 
 def values(records, reading="ours"):
