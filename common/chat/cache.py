@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ritornello.common.chat.journal import Journal
 from ritornello.common.chat.protocol import (
@@ -128,7 +129,7 @@ class CachedClient:
     ) -> list[Completion]:
         asked = [as_prompt(prompt) for prompt in prompts]
         keys = [generation_key(self.model_id, prompt, params) for prompt in asked]
-        results: list[Completion | None] = [None] * len(asked)
+        results: dict[int, Completion] = {}
         # one place per distinct unknown request: nothing is asked twice
         unknown: dict[bytes, list[int]] = {}
 
@@ -166,7 +167,7 @@ class CachedClient:
             self._client.generate(
                 [asked[places[0]] for _, places in distinct], params, on_completion=arrived
             )
-        return results
+        return [results[index] for index in range(len(asked))]
 
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
@@ -176,15 +177,21 @@ class CachedClient:
             score_key(self.model_id, prompt, options)
             for prompt, options in zip(asked, continuations, strict=True)
         ]
-        known = {key: self._store.get(key) for key in keys}
-        missing = {key: index for index, key in enumerate(keys) if known[key] is None}
+        known: dict[bytes, dict[str, Any]] = {}
+        missing: dict[bytes, int] = {}
+        for index, key in enumerate(keys):
+            scores = self._store.get(key)
+            if scores is None:
+                missing[key] = index
+            else:
+                known[key] = scores
         if missing:
             fresh = self._client.score_continuations(
                 [asked[index] for index in missing.values()],
                 [continuations[index] for index in missing.values()],
             )
-            for key, scores in zip(missing, fresh, strict=True):
-                known[key] = asdict(scores)
+            for key, computed in zip(missing, fresh, strict=True):
+                known[key] = asdict(computed)
                 self._store.put(key, known[key])
         return [
             ContinuationScores(tuple(map(tuple, known[key]["tokens"])), tuple(known[key]["greedy"]))

@@ -104,7 +104,7 @@ class BatchModel:
         logits = self.forward(ids, positions, mask, cache, keep=1)[:, -1]
         return Prefilled(cache, logits, shared)
 
-    def prefix(self, prompts: Sequence[Sequence[int]]) -> RowCache | None:
+    def prefix(self, prompts: Sequence[list[int]]) -> RowCache | None:
         """The cache of what all prompts begin with; None where sharing would save nothing."""
         # every prompt keeps at least one token, whose logits are wanted
         shared = min(common_prefix(prompts), min(map(len, prompts)) - 1)
@@ -181,9 +181,11 @@ class BatchDecoder:
                 if not active:
                     active, cache = joining, fresh.cache
                 elif joining:
+                    assert cache is not None
                     cache.append_rows(fresh.cache)
                     active.extend(joining)
             if active:
+                assert cache is not None
                 self._advance(active, self._model.step(active, cache), cache, on_finish)
         return prefix.columns if prefix is not None else 0
 
@@ -193,7 +195,9 @@ class BatchDecoder:
         """Takes the rows that join now: none until a quarter of the batch is free."""
         if not waiting:
             return []
-        columns = max(len(waiting[-1].prompt_ids), cache.columns if active else 0)
+        columns = len(waiting[-1].prompt_ids)
+        if active and cache is not None:
+            columns = max(columns, cache.columns)
         budget = self._max_tokens // (columns + self._params.max_tokens)
         capacity = max(1, min(self._max_rows, budget))
         room = min(capacity - len(active), len(waiting))

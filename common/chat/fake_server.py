@@ -122,6 +122,7 @@ class FakeServer:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
+        assert task is not None
         self._open.add(task)
         try:
             while (request := await _read_request(reader)) is not None:

@@ -4,8 +4,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ritornello.common.chat.packing import PackedWeights, packing_helps
 from ritornello.common.chat.protocol import (
@@ -75,20 +74,22 @@ class TransformersClient:
         self.tokenizer = tokenizer
         self.max_batch_rows = max_batch_rows
         self.max_batch_tokens = max_batch_tokens
-        self._given_id = model_id
+        self._model_id = model_id
         self._context = _context_length(model.config.get_text_config())
         self._packed = PackedWeights(model) if pack_weights and packing_helps(model) else None
         kinds = {"raw_text", "prefill", "seed", "logprobs", "scores"}
         self.capabilities = frozenset(kinds | ({"messages"} if tokenizer.chat_template else set()))
 
-    @cached_property
+    @property
     def model_id(self) -> str:
-        return self._given_id or _fingerprint(self.model, self.tokenizer)
+        if not self._model_id:
+            self._model_id = _fingerprint(self.model, self.tokenizer)
+        return self._model_id
 
     @property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end an answer, as `model.generate` would take them."""
-        ids = self.model.generation_config.eos_token_id
+        ids: Any = self.model.generation_config.eos_token_id
         ids = self.tokenizer.eos_token_id if ids is None else ids
         return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
 
@@ -105,7 +106,7 @@ class TransformersClient:
         require_capabilities(self, asked, params)
         encoded = self._encode([self.render(prompt) for prompt in asked])
         self._check_lengths(encoded, params.max_tokens)
-        completions: list[Completion | None] = [None] * len(asked)
+        completions: dict[int, Completion] = {}
         started = time.perf_counter()
 
         def finish(row: Row) -> None:
@@ -129,7 +130,7 @@ class TransformersClient:
         if rows:
             with self._packed.lent() if self._packed else nullcontext():
                 decoder.run(rows, finish)
-        return completions
+        return [completions[index] for index in range(len(asked))]
 
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
@@ -173,6 +174,7 @@ class TransformersClient:
         rendered = self.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True
         )
+        assert isinstance(rendered, str)
         return rendered + prompt.prefill
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -202,12 +204,14 @@ class TransformersClient:
 
         return stopped
 
-    def _decode(self, ids: Sequence[int], params: GenerationParams) -> str:
-        return self.tokenizer.decode(
+    def _decode(self, ids: list[int], params: GenerationParams) -> str:
+        text = self.tokenizer.decode(
             ids,
             skip_special_tokens=params.skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
+        assert isinstance(text, str)
+        return text
 
     def _complete(self, row: "Row", params: GenerationParams, seconds: float) -> Completion:
         ends = self.end_ids | set(params.stop_token_ids)
@@ -215,6 +219,7 @@ class TransformersClient:
         text = self._decode(row.token_ids[:-1] if ended else row.token_ids, params)
         text, stop = first_stop(text, params.stop)
         reason = row.finish_reason if stop is None else "stop"
+        assert reason is not None
         alternatives = tuple(self._named(best) for best in row.alternatives)
         return Completion(
             text=text,
@@ -232,7 +237,7 @@ class TransformersClient:
         """Token text -> log-probability; of tokens with equal text the most probable."""
         named: dict[str, float] = {}
         for token, value in best.items():
-            named.setdefault(self.tokenizer.decode([token]), value)
+            named.setdefault(str(self.tokenizer.decode([token])), value)
         return named
 
     def _score_request(self, index: int, context: str, options: Sequence[str]) -> "ScoreRequest":
@@ -283,5 +288,5 @@ def _fingerprint(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase")
         sample = flat[:: max(1, flat.numel() // 64)][:64].float().tolist()
         total = flat.float().sum().item()
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype} {sample} {total}".encode())
-    name = model.config.name_or_path.rstrip("/").rpartition("/")[2] or type(model).__name__
+    name = (model.config.name_or_path or "").rstrip("/").rpartition("/")[2] or type(model).__name__
     return f"{name}:{digest.hexdigest()}"

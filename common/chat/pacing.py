@@ -103,6 +103,8 @@ def retry_after_seconds(headers) -> float | None:
         return max(0.0, float(given))
     except ValueError:
         pass
+    if given is None:
+        return None
     try:
         return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
     except (TypeError, ValueError):

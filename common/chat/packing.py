@@ -59,8 +59,8 @@ class _PackedForward:
         self._weight = weight
         self._bias = None if bias is None else bias.detach()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+    def __call__(self, input: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(input, self._weight, self._bias, "none", [], "")
 
 
 def packing_helps(model: nn.Module) -> bool:

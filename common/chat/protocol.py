@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "content_filter", "error"]
@@ -257,12 +257,12 @@ class Completion:
     def ok(self) -> bool:
         return self.finish_reason != "error"
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         # the fields are flat but for one: a deep copy would cost more than writing the line
         return vars(self) | {"usage": vars(self.usage)}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, object]) -> "Completion":
+    def from_json(cls, record: Mapping[str, Any]) -> "Completion":
         fields = dict(record)
         for name in ("token_ids", "logprobs", "top_logprobs"):
             fields[name] = None if fields.get(name) is None else tuple(fields[name])
@@ -310,8 +310,11 @@ class ChatClient(Protocol):
     beyond them raises `CapabilityError` before anything is sent.
     """
 
-    model_id: str
-    capabilities: frozenset[str]
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def capabilities(self) -> frozenset[str]: ...
 
     def generate(
         self,

@@ -19,6 +19,9 @@ class RowLayer(DynamicLayer):
     copies that token alone.
     """
 
+    keys: Tensor
+    values: Tensor
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.device = key_states.device
         rows, heads, _, _ = key_states.shape
@@ -75,6 +78,8 @@ class RowCache(Cache):
     Keys are cached after the rotary embedding, so a row may lie at any columns, with gaps, as long
     as `valid` (R, C) says where its tokens are and positions are given explicitly.
     """
+
+    layers: list[RowLayer]
 
     def __init__(self, valid: Tensor) -> None:
         super().__init__(layer_class_to_replicate=RowLayer)
@@ -145,7 +150,7 @@ def _pad_front(states: Tensor, size: int, *, dim: int) -> Tensor:
     return torch.cat([states.new_zeros(shape), states], dim=dim)
 
 
-def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+def common_prefix(sequences: Sequence[list[int]]) -> int:
     """Length of the longest beginning that all sequences share."""
     if not sequences:
         return 0

@@ -12,6 +12,7 @@ from ritornello.common.chat.protocol import (
     ContextLengthError,
     ContinuationScores,
     EndpointError,
+    FinishReason,
     GenerationParams,
     Prompt,
 )
@@ -89,6 +90,8 @@ class EndpointSession:
 
     async def echo_scores(self, context: str, options: Sequence[str]) -> ContinuationScores:
         tokens = []
+        # Tokenizers join a blank to the word after it: such a token is the continuation's.
+        start = len(context.rstrip(" "))
         for option in options:
             body = {
                 "model": self._model,
@@ -99,13 +102,17 @@ class EndpointSession:
             }
             response, _ = await self._send(self._sdk.completions.create, body, len(context) / 4)
             echoed = response.choices[0].logprobs
-            tokens.append(
-                tuple(
-                    value
-                    for value, offset in zip(echoed.token_logprobs, echoed.text_offset, strict=True)
-                    if offset >= len(context)
-                )
+            values = tuple(
+                value
+                for value, offset in zip(echoed.token_logprobs, echoed.text_offset, strict=True)
+                if offset >= start
             )
+            if not values:
+                raise CapabilityError(
+                    f"{self._model} joins the continuation {option!r} to the end of the prompt: "
+                    "it has no token of its own to score"
+                )
+            tokens.append(values)
         best = max(map(sum, tokens), default=0.0)
         return ContinuationScores(tuple(tokens), tuple(sum(values) == best for values in tokens))
 
@@ -137,6 +144,7 @@ class EndpointSession:
         )
 
         def wait(state: tenacity.RetryCallState) -> float:
+            assert state.outcome is not None
             response = getattr(state.outcome.exception(), "response", None)
             asked = retry_after_seconds(response.headers) if response is not None else None
             return own_wait(state) if asked is None else asked
@@ -183,10 +191,10 @@ class _UnreadableBody(Exception):
 class _GaveUp(Exception):
     """A request failed for good, but others may succeed."""
 
-    def __init__(self, message: str, attempts: int, reason: str = "error") -> None:
+    def __init__(self, message: str, attempts: int, reason: FinishReason = "error") -> None:
         super().__init__(message)
         self.attempts = attempts
-        self.reason = reason
+        self.reason: FinishReason = reason
 
 
 def _is_transient(error: BaseException) -> bool:

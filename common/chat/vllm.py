@@ -1,7 +1,7 @@
 """A vLLM engine in this process as a chat client."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ritornello.common.chat.protocol import (
     CapabilityError,
@@ -18,21 +18,18 @@ from ritornello.common.chat.protocol import (
 )
 from ritornello.common.errors import UserError
 
-if TYPE_CHECKING:
-    import vllm
-
 
 class VLLMClient:
     """Generates and scores with a `vllm.LLM`, which batches and shares prefixes by itself.
 
     Args:
-        engine: the engine, e.g. `vllm.LLM(model, enable_prefix_caching=True)`.
+        engine: the `vllm.LLM`, e.g. `vllm.LLM(model, enable_prefix_caching=True)`.
         model_id: identity in cache keys.
     """
 
     capabilities = frozenset({"messages", "raw_text", "prefill", "seed", "logprobs", "scores"})
 
-    def __init__(self, engine: "vllm.LLM", *, model_id: str) -> None:
+    def __init__(self, engine: Any, *, model_id: str) -> None:
         self.model_id = model_id
         self._engine = engine
         self._tokenizer = engine.get_tokenizer()
@@ -133,7 +130,7 @@ class VLLMClient:
         )
 
 
-def load_vllm(model: str, **options: object) -> "vllm.LLM":
+def load_vllm(model: str, **options: object) -> Any:
     """A vLLM engine with prefix caching.
 
     Args:
@@ -146,7 +143,7 @@ def load_vllm(model: str, **options: object) -> "vllm.LLM":
     return _vllm().LLM(model, enable_prefix_caching=True, **options)
 
 
-def _vllm():
+def _vllm() -> Any:
     try:
         import vllm
     except ModuleNotFoundError as error:

@@ -226,6 +226,23 @@ def test_raw_text_is_scored_by_echo():
     assert scores.best == 0
 
 
+def test_echoed_tokens_that_begin_with_the_prompts_last_blank_are_scored():
+    def echo(text):
+        return [("is it?", -7.0), (text.removeprefix("is it?"), -0.5 if "yes" in text else -2.0)]
+
+    with FakeServer(echo_client(), echo=echo) as server:
+        client = endpoint(server, extra_capabilities=["scores"])
+        scores = client.score_continuations(["is it? "], [["no", "yes"]])[0]
+        assert (scores.tokens, scores.best) == (((-2.0,), (-0.5,)), 1)
+
+
+def test_a_continuation_without_a_token_of_its_own_is_refused():
+    with FakeServer(echo_client(), echo=lambda text: [(text, -1.0)]) as server:
+        client = endpoint(server, extra_capabilities=["scores"])
+        with pytest.raises(CapabilityError, match="'c'"):
+            client.score_continuations(["ab"], [["c"]])
+
+
 def test_messages_are_scored_by_the_first_tokens_alternatives():
     reply = Completion("A", logprobs=(-0.3,), top_logprobs=({"A": -0.3, "B": -1.5},))
     with FakeServer(ScriptedClient(lambda prompt, params: reply)) as server:
