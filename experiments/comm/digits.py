@@ -108,14 +108,14 @@ class Digits:
 
 
 def digit_architecture() -> Architecture:
-    """A CNN for the half picture, an MLP for the table; 28 and 16 tokens of width 32."""
+    """A CNN for the half picture, an MLP for the table; 28 and 16 tokens of width 64."""
     picture = nn.Sequential(
         nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(),
         nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
     )  # fmt: skip
     table = nn.Sequential(nn.Linear(N_FEATURES, 128), nn.ReLU(), nn.Linear(128, 16))
-    adapters = [PatchedInputAdapter(32, 32, (7, 4)), FeaturesInputAdapter(16, 32)]
-    return Architecture([picture, table], adapters, [32 * 7 * 4, 16], width=32, heads=4)
+    adapters = [PatchedInputAdapter(32, 64, (7, 4)), FeaturesInputAdapter(16, 64)]
+    return Architecture([picture, table], adapters, [32 * 7 * 4, 16], width=64, heads=4)
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ class Contrastive(Experiment):
 
         def watch(step: int, output: LossOutput) -> None:
             if step % recipe.log_every == 0:
-                values = {f"term_{k}": float(v) for k, v in enumerate(output.per_term)}
-                context.log(step, loss=float(output.loss), **values)
+                values = {f"term_{k}": v.item() for k, v in enumerate(output.per_term)}
+                context.log(step, loss=output.loss.item(), **values)
 
         module = lightning_module(
             model,

@@ -6,7 +6,7 @@ several modalities is a list of them, one a modality, drawn independently (`Augm
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,7 @@ class ImageAugmentation:
         jitter_rate, gray_rate, blur_rate: probabilities of each step.
         sigma: range of the blur's width in pixels.
         normalize: mean and deviation of each channel, subtracted and divided by at the end.
+        generator: of everything that is drawn, the crop included; torch's own when None.
     """
 
     crop: RandomResizedCrop = RandomResizedCrop()
@@ -102,7 +103,8 @@ class ImageAugmentation:
                 "images must be float (batch, 3, height, width) in [0, 1], "
                 f"got {images.dtype} {tuple(images.shape)}"
             )
-        x = self.crop(images)
+        g = self.generator
+        x = (self.crop if g is None else replace(self.crop, generator=g))(images)
         x = self._sometimes(x, self.jitter_rate, self._jitter(x))
         x = self._sometimes(x, self.gray_rate, _gray(x).expand_as(x))
         x = self._sometimes(x, self.blur_rate, self._blur(x))
