@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.common.training import FitResult, cosine_with_warmup, fit
+from ritornello.experiments.topograph.residual_unet import ResidualUNet
 from ritornello.experiments.topograph.unet import UNet
 from ritornello.methods.topograph import SoftDiceCLDiceLoss
 
@@ -43,6 +44,7 @@ class Recipe:
 
     Attributes:
         channels: widths of the U-Net's levels.
+        residual_units: convolutions of a unit of the published residual U-Net; 0 is a plain U-Net.
         epochs: passes through the training set.
         warmup_epochs: passes before the topological loss counts.
         lr, final_lr: first and last learning rate.
@@ -56,9 +58,17 @@ class Recipe:
     lr: float
     final_lr: float
     channels: list[int] = field(default_factory=lambda: [8, 16, 32])
+    residual_units: int = 0
     share_warmup: bool = False
     checkpoint_every: int = 0
     accelerator: str = "cpu"
+
+    def network(self) -> nn.Module:
+        """A network with random weights."""
+        if not self.residual_units:
+            return UNet(self.channels)
+        strides = [2] + [1] * (len(self.channels) - 2)
+        return ResidualUNet(self.channels, strides, self.residual_units)
 
 
 class _Training(pl.LightningModule):
@@ -127,7 +137,7 @@ class Trainer:
     ) -> tuple[nn.Module, FitResult]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            model = UNet(self.recipe.channels)
+            model = self.recipe.network()
         steps = self.steps_per_epoch * self.recipe.epochs
         result = fit(
             _Training(model, objective, self.recipe, steps),

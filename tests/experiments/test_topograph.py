@@ -8,9 +8,12 @@ import torch
 from PIL import Image
 
 from ritornello.common.errors import UserError
+from ritornello.common.runs import Cell
 from ritornello.experiments.topograph.data import ImagePairs, Networks
 from ritornello.experiments.topograph.experiment import mask_errors
 from ritornello.experiments.topograph.networks import networks, scores_around
+from ritornello.experiments.topograph.published import Checkpoint, Published
+from ritornello.experiments.topograph.residual_unet import ResidualUNet, load_published
 from ritornello.experiments.topograph.training import Objective, Recipe, Trainer, predict
 from ritornello.methods.topograph import TopographLoss, betti_errors, critical_regions, diu
 
@@ -155,3 +158,36 @@ def test_real_vessels_and_membranes(real, tmp_path):
     assert measured["dice"] > 0.6
     first, last = result.losses[4 * 8 : 4 * 9], result.losses[-4:]  # epochs with topology
     assert sum(last) < sum(first)
+
+
+@pytest.mark.parametrize("units", [1, 4])
+def test_published_networks_are_rebuilt_from_their_weights(tmp_path, units):
+    torch.manual_seed(0)
+    network = ResidualUNet([4, 6, 8, 10], [2, 1, 1], units).eval()
+    torch.save({"model": network.state_dict(), "scheduler": {"last_epoch": 3}}, tmp_path / "a.pth")
+    images, _ = networks(2, 16, 0)
+    found = load_published(tmp_path / "a.pth")
+    assert torch.equal(found(images), network(images))
+    assert found(images).shape == (2, 2, 16, 16)
+    recipe = replace(RECIPE, channels=[4, 6, 8, 10], residual_units=units)
+    recipe.network().load_state_dict(network.state_dict())
+    part = Published(Networks(16, 2, 2), "cpu", 2)
+    cell = Cell("published", "dice", 0)
+    measured = list(part.measure(Checkpoint(f"{tmp_path}/*.pth"), cell, None))
+    assert {m.metric for m in measured} >= {"diu", "dice"}
+    with pytest.raises(UserError, match="matches 0 files"):
+        list(part.measure(Checkpoint(f"{tmp_path}/b*.pth"), cell, None))
+    with pytest.raises(UserError, match="no such file"):
+        load_published(tmp_path / "b.pth")
+    torch.save({"model": {"x": torch.zeros(1)}}, tmp_path / "c.pth")
+    with pytest.raises(UserError, match="does not hold"):
+        load_published(tmp_path / "c.pth")
+
+
+def test_residual_unet_has_the_weights_and_values_of_monais():
+    nets = pytest.importorskip("monai.networks.nets")
+    theirs = nets.UNet(2, 1, 2, (8, 16, 32), (2, 1), num_res_units=3).eval()
+    ours = ResidualUNet([8, 16, 32], [2, 1], 3).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 1, 16, 16)
+    torch.testing.assert_close(ours(x), theirs(x))
