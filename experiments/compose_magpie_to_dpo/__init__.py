@@ -1,0 +1,1 @@
+"""Magpie data, preference pairs and DPO, end to end."""
