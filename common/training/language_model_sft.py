@@ -177,6 +177,8 @@ def train_completions(trainer: "SFTTrainer", *, resume: bool = False) -> list[di
     Returns:
         The log: one row every ten steps.
     """
-    checkpoint = newest_checkpoint(trainer.args.output_dir) if resume else None
+    folder = trainer.args.output_dir
+    assert folder is not None
+    checkpoint = newest_checkpoint(folder) if resume else None
     trainer.train(resume_from_checkpoint=checkpoint)
     return trainer.state.log_history

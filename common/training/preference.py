@@ -140,11 +140,12 @@ def tokenize_prompt(
     else:
         continues = prompt[-1]["role"] == "assistant"
         text = tokenizer.apply_chat_template(
-            list(prompt),
+            [dict(message) for message in prompt],
             tokenize=False,
             add_generation_prompt=not continues,
             continue_final_message=continues,
         )
+        assert isinstance(text, str)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
         raise ValueError(f"prompt must have at least one token, got {prompt!r}")

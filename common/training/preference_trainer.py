@@ -63,14 +63,16 @@ class SharedPromptDPOTrainer(DPOTrainer):
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         # trl's own version writes a cache file; these numbers are few and belong to this model.
         columns: tuple[list[float], list[float]] = ([], [])
-        training = self.model.training
-        self.model.eval()
+        model = self.model
+        assert model is not None
+        training = model.training
+        model.eval()
         for start in range(0, len(dataset), batch_size):
             rows = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
-            sides = self.compute_ref_log_probs(self.model, self.data_collator(rows))
+            sides = self.compute_ref_log_probs(model, self.data_collator(rows))
             for column, values in zip(columns, sides, strict=True):
                 column += values.tolist()
-        self.model.train(training)
+        model.train(training)
         with_chosen = dataset.add_column("ref_chosen_logps", columns[0])
         return with_chosen.add_column("ref_rejected_logps", columns[1])
 
@@ -119,7 +121,9 @@ class SharedPromptDPOTrainer(DPOTrainer):
         self, model: torch.nn.Module, inputs: dict[str, Tensor], *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
         with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
+            loss = self.compute_loss(model, inputs)
+            assert isinstance(loss, Tensor)
+            return loss.detach(), None, None
 
     def _replay_loss(self, model: torch.nn.Module) -> Tensor:
         # The step number is in the seed: a resumed run draws what an unbroken one draws.
@@ -208,6 +212,8 @@ def preference_trainer(
         }
         for row in replay
     ]
+    pad_token_id = tokenizer.pad_token_id
+    assert isinstance(pad_token_id, int)
     trainer = SharedPromptDPOTrainer(
         settings=settings,
         replay=replay_rows,
@@ -215,7 +221,7 @@ def preference_trainer(
         args=_dpo_config(settings, output_dir, use_cpu),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        data_collator=_PairCollator(tokenizer.pad_token_id),
+        data_collator=_PairCollator(pad_token_id),
         peft_config=linear_lora(settings.lora_rank) if settings.lora_rank else None,
     )
     trainer.remove_callback(PrinterCallback)
@@ -262,6 +268,8 @@ def train_preferences(
     Returns:
         The log: one row every ten steps with loss terms, reward margin and accuracy.
     """
-    checkpoint = newest_checkpoint(trainer.args.output_dir) if resume else None
+    folder = trainer.args.output_dir
+    assert folder is not None
+    checkpoint = newest_checkpoint(folder) if resume else None
     trainer.train(resume_from_checkpoint=checkpoint)
     return trainer.state.log_history

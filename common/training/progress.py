@@ -32,9 +32,10 @@ class Progress(Callback):
         return self.start
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        saved, self.saved = self.saved, None
+        saved = self.saved
         if saved is None:
             return
+        self.saved = None
         for optimizer, state in zip(trainer.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
