@@ -127,7 +127,7 @@ def removal_rank(
     return torch.empty_like(first).scatter_(1, first.gather(1, second), places)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def clean_values(
     model: nn.Module, inputs: Inputs, labels: Tensor, sampling: Sampling
 ) -> Float[Tensor, " batch"]:
@@ -140,7 +140,7 @@ def clean_values(
     return torch.cat(values)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def masked_values(
     model: nn.Module,
     inputs: Inputs,

@@ -108,7 +108,7 @@ def gradcam(
 def captum_explainer(
     method: str, *, layer: str | None = None, attribute: dict[str, Any] | None = None
 ) -> Explainer:
-    """An explainer of Captum.
+    """An explainer of Captum, which is imported when it is first called.
 
     Args:
         method: a class of `captum.attr`: `IntegratedGradients`, `Saliency`, `Occlusion`,
@@ -118,17 +118,18 @@ def captum_explainer(
             puts a NoiseTunnel around the method.
 
     Raises:
-        ValueError: captum is not installed, it has no such class, a layer class without layer.
+        ValueError: a layer class without layer; when called: captum is not installed, or it has no
+            such class.
     """
-    captum = require("captum.attr", extra="vision")
-    kind = getattr(captum, method, None)
-    if not isinstance(kind, type):
-        raise ValueError(f"method must be a class of captum.attr, got {method!r}")
     if method.startswith("Layer") != (layer is not None):
         raise ValueError(f"layer must be given for Layer… methods only, got {method!r}, {layer!r}")
     options = dict(attribute or {})
 
     def explain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        captum = require("captum.attr", extra="vision")
+        kind = getattr(captum, method, None)
+        if not isinstance(kind, type):
+            raise ValueError(f"method must be a class of captum.attr, got {method!r}")
         at = () if layer is None else (model.get_submodule(layer),)
         explainer = kind(model, *at)
         if "nt_type" in options:
@@ -146,13 +147,15 @@ def embedding_gradient(
     inputs: dict[str, Tensor],
     targets: Int[Tensor, " batch"],
     *,
-    embedding: nn.Embedding,
+    embedding: nn.Module | None = None,
 ) -> Float[Tensor, "batch tokens"]:
     """Gradient × input at the embedding layer: scores of tokens.
 
     Args:
-        embedding: the module that embeds `input_ids`.
+        embedding: the module that embeds `input_ids`; that of a transformers model unless given.
     """
+    if embedding is None:
+        embedding = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ def train_classifier(
     return model.eval()
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def accuracy(
     model: nn.Module, inputs: Inputs, labels: Int[Tensor, " examples"], *, batch_size: int = 256
 ) -> float:

@@ -1,0 +1,1 @@
+"""F-Fidelity: what is measured and drawn."""
