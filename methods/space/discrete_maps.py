@@ -5,6 +5,7 @@ Legend: cells are (x, y), x to the right and y down; the scorer's positions are 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -52,12 +53,12 @@ class DiscreteMap:
             tuple(map(_cell, info.get("walkthrough_waypoint_locations", ()))),
         )
 
-    @property
+    @cached_property
     def grid(self) -> np.ndarray:
         """(rows, columns), true where one can walk."""
         return np.array([[symbol != "0" for symbol in row] for row in self.rows])
 
-    @property
+    @cached_property
     def landmarks(self) -> dict[str, Cell]:
         """Letter → cell, by letter."""
         found = {
@@ -88,11 +89,15 @@ class DiscreteMap:
         if size % 2 == 0 or size < 1:
             raise ValueError(f"size of the view must be odd, got {size}")
         half = size // 2
-        (x, y), span = centre, range(-half, half + 1)
-        return tuple(
-            "".join("*" if dx == dy == 0 else self.at((x + dx, y + dy)) for dx in span)
-            for dy in span
-        )
+        x, y = centre
+        beside, outside = "0" * half, "0" * len(self.rows[0])
+        rows = [
+            f"{beside}{self.rows[row] if 0 <= row < len(self.rows) else outside}{beside}"
+            for row in range(y - half, y + half + 1)
+        ]
+        rows = [row[x : x + size] for row in rows]
+        rows[half] = f"{rows[half][:half]}*{rows[half][half + 1 :]}"
+        return tuple(rows)
 
     def visible_landmarks(self, centre: Cell, size: int = 5) -> tuple[str, ...]:
         """Letters in the window, column by column; the agent's own cell counts."""

@@ -1,7 +1,7 @@
 """The interactive tasks: mazes, maps and boxes, turn by turn (sec. 4, 6)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +81,8 @@ class SpaceGameTask:
         episodes: how many; of cswm the numbers of boxes take turns.
         compat: read replies with the published parser.
         history: messages of the dialog that are kept; None keeps all.
+        max_characters: the oldest turns are dropped while the prompt's text is longer; None keeps
+            them (the published loop drops at 0.9 of the context, counted in tokens).
         max_steps: actions of an episode; None is the published number.
         comment: let the model comment on the walkthrough before it walks.
         params: decoding of every turn.
@@ -95,6 +97,7 @@ class SpaceGameTask:
     difficulty: Difficulty = "medium"
     compat: bool = False
     history: int | Literal["published"] | None = "published"
+    max_characters: int | None = None
     max_steps: int | None = None
     comment: bool = True
     params: GenerationParams = PUBLISHED_PARAMS
@@ -169,9 +172,13 @@ class SpaceGameTask:
         kept = state.pairs
         if self._kept is not None:
             kept = kept[len(kept) - min(len(kept), self._kept // 2) :]
-        messages = [*state.head, *(message for pair in kept for message in pair)]
         turn = self._shown(state.env)
         now = Message.user(joined([*turn.parts, Text(f"\n{NEXT_ACTION}")]))
+        messages = [*state.head, *(message for pair in kept for message in pair)]
+        if self.max_characters is not None:
+            first = len(state.head)
+            while len(messages) > first and _length([*messages, now]) > self.max_characters:
+                del messages[first : first + 2]
         return Query(Prompt((*messages, now), prefill=self.prefill), self.params)
 
     def step(self, state: GameState, completion: Completion) -> GameState:
@@ -255,6 +262,10 @@ class SpaceGameTask:
         outside = not 0 <= label < len(env.boxes)
         state.n_fallback += missing or outside
         return int(state.rng.integers(len(env.boxes))) if outside else label
+
+
+def _length(messages: Sequence[Message]) -> int:
+    return sum(len(message.text) for message in messages)
 
 
 def play_policy(task: SpaceGameTask, policy: Policy) -> list[Record]:

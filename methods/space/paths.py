@@ -23,21 +23,21 @@ def distances(
         ValueError: `origin` is outside the grid or not free.
     """
     require_free(grid, origin, "origin")
-    rows, columns = grid.shape
-    steps = np.full(grid.shape, -1)
-    steps[origin] = 0
-    border = [origin]
+    # flat, within a frame of walls: no bounds to check
+    free = np.pad(np.asarray(grid, dtype=bool), 1).ravel().tolist()
+    width = grid.shape[1] + 2
+    steps = [-1] * len(free)
+    here = (origin[0] + 1) * width + origin[1] + 1
+    steps[here], border = 0, [here]
     while border:
         reached = []
-        for row, column in border:
-            step = steps[row, column] + 1
-            for down, right in MOVES.values():
-                r, c = row + down, column + right
-                if 0 <= r < rows and 0 <= c < columns and grid[r, c] and steps[r, c] < 0:
-                    steps[r, c] = step
-                    reached.append((r, c))
+        for cell in border:
+            for near in (cell - width, cell + width, cell - 1, cell + 1):
+                if free[near] and steps[near] < 0:
+                    steps[near] = steps[cell] + 1
+                    reached.append(near)
         border = reached
-    return steps
+    return np.array(steps).reshape(-1, width)[1:-1, 1:-1]
 
 
 def shortest_path(

@@ -222,6 +222,17 @@ def test_the_dialog_keeps_what_every_prompt_begins_with_and_the_last_turns(histo
         assert asking == [call.messages[-1]]
 
 
+def test_the_oldest_turns_are_dropped_from_a_dialog_that_grows_too_long():
+    task = SpaceGameTask(
+        "mct", episodes=1, difficulty="easy", max_steps=6, params=GREEDY, max_characters=2000
+    )
+    client = ScriptedClient(lambda *_: '{"action": "up"}')
+    play(task, client)
+    lengths = [sum(len(m.text) for m in call.messages) for call in client.calls]
+    assert max(lengths) <= 2000 < lengths[0] * 6
+    assert all(call.messages[0] == client.calls[0].messages[0] for call in client.calls)
+
+
 @pytest.mark.parametrize("game", ["mct", "cswm", "shortcut"])
 def test_pictures_are_shown_in_games(game):
     task = SpaceGameTask(
