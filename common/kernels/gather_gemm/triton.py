@@ -87,6 +87,6 @@ def _launch(x: Tensor, weight: Tensor, index: Tensor, columns: int, *, combine: 
         block_rows,
         block_columns,
         32,
-        num_warps=4 if block_rows == 16 else 8,
+        num_warps=4 if block_rows == 16 else 8,  # type: ignore[reportCallIssue]  # launch option
     )
     return out

@@ -81,7 +81,7 @@ def _convolution_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = tuple(array.contiguous() for array in (x, weight, bias, dy))
-    outputs = tuple(array.new_empty(array.shape) for array in (x, weight, bias))
+    outputs = x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
     sizes = *x.shape, weight.shape[1], int(silu), torch.get_num_threads()
     native.call("conv_backward", sizes, (*inputs, *outputs))
     return outputs

@@ -1,7 +1,7 @@
 """The public selective scan: checks, choice of backend, and the operator known to torch.library."""
 
 from types import ModuleType
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,52 @@ Backend = Literal["auto", "compiled", "triton", "blocked", "sequential", "refere
 BLOCK = 16
 
 
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    return_last_state: Literal[False] = ...,
+    initial_state: Tensor | None = ...,
+    backend: Backend = ...,
+) -> Tensor: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    *,
+    return_last_state: Literal[True],
+    initial_state: Tensor | None = ...,
+    backend: Backend = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    return_last_state: bool = ...,
+    initial_state: Tensor | None = ...,
+    backend: Backend = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def selective_scan(
     u: Float[Tensor, "batch channels length"],
     delta: Float[Tensor, "batch channels length"],
@@ -73,11 +119,11 @@ def selective_scan(
         y, last = values, state.clone()
     else:
         chosen = _choose(backend, u.device.type)
-        matrices = (_grouped(matrix.to(math_dtype), u) for matrix in (B, C))
+        inputs, outputs = (_grouped(matrix.to(math_dtype), u) for matrix in (B, C))
         if chosen == "reference":
-            y, last = reference.scan(values, steps, rates, *matrices, state)
+            y, last = reference.scan(values, steps, rates, inputs, outputs, state)
         else:
-            y, last, _ = _scan(values, steps, rates, *matrices, state, chosen)
+            y, last, _ = _scan(values, steps, rates, inputs, outputs, state, chosen)
     if D is not None:
         y = y + D.to(math_dtype)[:, None] * values
     if z is not None:
