@@ -64,7 +64,8 @@ def _layer(pruned: PrunedModel, ids: Tensor) -> Benchmark:
     width = layer.parts.query.in_features
     x = torch.randn(*ids.shape, width, generator=generator)
     rotary = pruned.model.model.rotary_emb(x, torch.arange(ids.shape[1])[None])
-    histories = tuple(block.history.energy.clone() for block in (layer.attention, layer.mlp))
+    kept = layer.attention.history, layer.mlp.history
+    histories = tuple(history.energy.clone() for history in kept if history is not None)
 
     def published() -> Tensor:
         with torch.no_grad():

@@ -123,6 +123,7 @@ class AudioMixer:
     def _mix_chunk(
         self, clean: np.ndarray, noise: np.ndarray, generator: np.random.Generator, frames: int
     ) -> Mixture:
+        assert self.heavy_snr_db is not None
         shortest, longest = (int(fraction * len(clean)) for fraction in self.chunk_fraction)
         length = int(generator.integers(shortest, max(longest, shortest + 1)))
         start = int(generator.integers(0, max(len(clean) - length, 1)))

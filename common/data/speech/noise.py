@@ -75,7 +75,7 @@ def make_noise(
     if kind == "babble":
         return _to_int16(_babble(utterances, samples, generator))
     if kind == "speech":
-        voice = utterances[generator.integers(len(utterances))]
+        voice = utterances[int(generator.integers(len(utterances)))]
         return _to_int16(np.resize(voice, samples).astype(np.float64))
     if kind == "music":
         return _to_int16(_music(samples, generator))

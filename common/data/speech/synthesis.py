@@ -5,6 +5,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int16
@@ -87,9 +88,10 @@ class EspeakSynthesizer:
     @property
     def version(self) -> str:
         """The library's own version, part of what decides the waveform."""
+        assert self._library is not None
         return self._library.espeak_Info(None).decode().split()[0]
 
-    def _receive(self, samples: object, count: int, events: object) -> int:
+    def _receive(self, samples: Any, count: int, events: Any) -> int:
         if count > 0 and samples:
             self._chunks.append(np.ctypeslib.as_array(samples, (count,)).copy())
         index = 0
