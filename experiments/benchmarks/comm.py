@@ -1,0 +1,181 @@
+"""CoMM's training step, loss and pictures against the published way of computing them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ritornello.common.data.trifeature import (
+    BACKGROUND,
+    COLOURS,
+    MAX_ANGLE,
+    TrifeatureRenderer,
+    shape_template,
+)
+from ritornello.common.optional import require
+from ritornello.experiments.benchmarks import Benchmark
+from ritornello.methods.comm import (
+    CoMM,
+    CoMMLoss,
+    FusionTransformer,
+    MultimodalEncoder,
+    PatchedInputAdapter,
+    SimpleFeaturesInputAdapter,
+    nt_xent,
+    reference,
+)
+from ritornello.methods.comm.encoder import projected_subsets
+from ritornello.methods.comm.model import projection_head
+
+
+def _agree(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def benchmarks() -> Iterator[Benchmark]:
+    """Targets of the specification: 3 times for the step, 50 times for rendering."""
+    generator = torch.Generator().manual_seed(0)
+    yield from _steps(generator)
+    yield from _losses(generator)
+    yield from _pictures()
+
+
+def _separate_passes(model: CoMM, views: list[list[Tensor]]) -> Tensor:
+    """One fusion pass a subset and view, on the tokens of the subset alone; then the loss."""
+    projected = []
+    for view in views:
+        tokens, _ = model.encoder.tokens(view)
+        row = []
+        for subset in projected_subsets(len(tokens)):
+            chosen = [t for t, used in zip(tokens, subset, strict=True) if used]
+            row.append(
+                model.head(reference.fuse_one_subset(model.encoder.fusion_transformer, chosen))
+            )
+        projected.append(row)
+    return reference.comm_loss(*projected)
+
+
+def _steps(generator: torch.Generator) -> Iterator[Benchmark]:
+    """Encoders are the same on both sides; the fusion passes and the loss differ."""
+    torch.manual_seed(0)
+    codes = MultimodalEncoder(
+        [nn.Sequential(nn.Linear(48, 128), nn.ReLU(), nn.Linear(128, 128)) for _ in range(2)],
+        [SimpleFeaturesInputAdapter(4) for _ in range(2)],
+        FusionTransformer(32, 4),
+    )
+    maps = MultimodalEncoder(
+        [nn.Conv2d(32, 32, 1) for _ in range(2)],
+        [PatchedInputAdapter(32, 512, 6) for _ in range(2)],
+        FusionTransformer(512),
+    )
+    vectors = [[torch.randn(128, 48, generator=generator) for _ in range(2)] for _ in range(2)]
+    grids = [[torch.randn(64, 32, 6, 6, generator=generator) for _ in range(2)] for _ in range(2)]
+    cases = (
+        (
+            "4 tokens a modality, width 32, batch 128",
+            CoMM(codes, projection_head(32, 128, 64)),
+            vectors,
+        ),
+        ("36 tokens a modality, width 512, batch 64", CoMM(maps), grids),
+    )
+    for name, model, views in cases:
+        weights = list(model.parameters())
+
+        def gradients(loss: Tensor, weights: list = weights) -> Any:
+            found = torch.autograd.grad(loss, weights, allow_unused=True)
+            return [loss.detach(), *(g for g in found if g is not None)]
+
+        def same(ours: Any, theirs: Any) -> None:
+            _agree(ours[0], theirs[0])
+            # the key's bias has a gradient of zero, up to rounding: compare the whole
+            for a, b in zip(ours[1:], theirs[1:], strict=True):
+                assert float((a - b).norm()) <= 1e-3 * float(b.norm()) + 1e-4
+
+        yield Benchmark(
+            f"forward and backward of a step, {name}",
+            lambda m=model, v=views, g=gradients: g(m(*v).loss),
+            lambda m=model, v=views, g=gradients: g(_separate_passes(m, v)),
+            "one pass a subset", target=3.0, agree=same, seconds=15,
+        )  # fmt: skip
+
+
+def _losses(generator: torch.Generator) -> Iterator[Benchmark]:
+    def pair(n: int, dim: int) -> list[Tensor]:
+        return [torch.randn(n, dim, generator=generator).requires_grad_() for _ in range(2)]
+
+    def run(loss: Callable, a: Tensor, b: Tensor) -> Any:
+        return torch.autograd.grad(loss(a, b), (a, b))
+
+    views = [
+        [torch.randn(256, 256, generator=generator).requires_grad_() for _ in range(3)]
+        for _ in range(2)
+    ]
+    everything = [*views[0], *views[1]]
+    yield Benchmark(
+        "CoMM loss, 2 modalities, 256 samples, 256 wide, with gradients",
+        lambda: torch.autograd.grad(CoMMLoss()(*views).loss, everything),
+        lambda: torch.autograd.grad(reference.comm_loss(*views), everything),
+        "2N x 2N matrices", agree=_agree,
+    )  # fmt: skip
+    a, b = pair(4096, 128)
+    yield Benchmark(
+        "NT-Xent, 4096 samples, 128 wide, with gradients",
+        lambda: run(nt_xent, a, b), lambda: run(reference.nt_xent_matrix, a, b),
+        "2N x 2N matrix", agree=_agree, seconds=20,
+    )  # fmt: skip
+    losses = require("pytorch_metric_learning.losses", extra="bench")
+    theirs = losses.NTXentLoss(temperature=0.1)
+    c, d = pair(512, 128)
+    number = torch.arange(512).repeat(2)
+
+    def library(a: Tensor, b: Tensor) -> Tensor:
+        return theirs(torch.cat([F.normalize(a), F.normalize(b)]), number)
+
+    yield Benchmark(
+        "NT-Xent, 512 samples, 128 wide, with gradients",
+        lambda: run(nt_xent, c, d), lambda: run(library, c, d),
+        "pytorch-metric-learning", agree=_agree,
+    )  # fmt: skip
+
+
+def _pixel_by_pixel(renderer: TrifeatureRenderer, rng: np.random.Generator) -> Any:
+    """The published order of work: the whole texture by loops, turned, cropped, laid on."""
+    from scipy import ndimage
+
+    turned = ndimage.rotate(
+        shape_template("circle"), int(rng.integers(-MAX_ANGLE, MAX_ANGLE)), order=1
+    )
+    size, side = renderer.size, len(turned)
+    top, left = int(rng.integers(0, size - side)), int(rng.integers(0, size - side))
+    place = np.zeros((size, size), np.float32)
+    place[top : top + side, left : left + side] = turned
+    offset_x, offset_y = int(rng.integers(0, 10)), int(rng.integers(0, 10))
+    drawn = np.zeros((2 * size, 2 * size), np.float32)
+    for i in range(2 * size):
+        for j in range(2 * size):
+            y, x = (i + offset_y) % 10 - 5, (j + offset_x) % 10 - 5
+            if x**2 + y**2 < 16:
+                drawn[i, j] = 1.0
+    angle = int(rng.integers(-MAX_ANGLE, MAX_ANGLE))
+    drawn = ndimage.rotate(drawn, angle, order=0, reshape=False)
+    half = size // 2
+    share = (place * drawn[half:-half, half:-half])[:, :, None]
+    image = share * np.array(COLOURS["red"], np.float32) + (1 - share) * np.float32(BACKGROUND)
+    return (image * 255).astype(np.uint8)
+
+
+def _pictures() -> Iterator[Benchmark]:
+    renderer = TrifeatureRenderer()
+
+    def close(ours: Any, theirs: Any) -> None:
+        assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+
+    yield Benchmark(
+        "a picture of 224 pixels, circle of dots",
+        lambda: renderer.render("circle", "red", "dots", np.random.default_rng(0)),
+        lambda: _pixel_by_pixel(renderer, np.random.default_rng(0)),
+        "loops over pixels", target=50.0, agree=close, seconds=8,
+    )  # fmt: skip
