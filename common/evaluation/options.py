@@ -123,11 +123,11 @@ class OptionParser:
 
 def last_json_field(text: str, field: str) -> object:
     """The value of a field in the last JSON object of a text that has it; None without one."""
-    decoder, value, start = json.JSONDecoder(), None, text.find("{")
+    value, start = None, text.find("{")
     while start >= 0:
         end = start + 1
         try:
-            found, end = decoder.raw_decode(text, start)
+            found, end = _DECODER.raw_decode(text, start)
             if isinstance(found, dict) and found.get(field) is not None:
                 value = found[field]
         except (json.JSONDecodeError, RecursionError):
@@ -167,6 +167,7 @@ def vlmevalkit_option(text: str, choices: dict[str, str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+_DECODER = json.JSONDecoder()
 _VLMEVALKIT_BLANKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 _VLMEVALKIT_REFUSALS = (
     "Sorry, I can't help with images of people yet.",

@@ -22,6 +22,8 @@ from ritornello.methods.k_halu.policies import (
     noisy,
     sentence_support,
     single_pick,
+    write_list,
+    write_spaced_list,
 )
 from ritornello.methods.k_halu.prompts import EXAMPLE
 
@@ -49,11 +51,13 @@ class Baseline:
         protocol: questions → task.
         policy: a name in `POLICIES`, or `list_copier`, which writes the example list.
         languages: in which it is measured.
+        spaced: write lists with a blank before each comma.
     """
 
     protocol: Callable[..., Any]
     policy: str
     languages: Sequence[str] = ("en",)
+    spaced: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES and self.policy != "list_copier":
@@ -63,7 +67,8 @@ class Baseline:
     def client(self, task: Any, seed: int) -> ChatClient:
         if self.policy == "list_copier":
             return saying(EXAMPLE, name="list_copier")
-        return policy_client(task, POLICIES[self.policy](seed), self.policy)
+        write = write_spaced_list if self.spaced else write_list
+        return policy_client(task, POLICIES[self.policy](seed), self.policy, write=write)
 
 
 @dataclass(frozen=True)

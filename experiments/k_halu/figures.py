@@ -24,6 +24,7 @@ def figures(results: Results) -> Iterator[Figure]:
     """By number of answers, all arms, two kinds of F1, over- and under-selection, cells."""
     yield from _by_count(results)
     yield from _forest(results)
+    yield from _parsers(results)
     yield from _two_f1(results)
     yield from _selection(results)
     yield from _slots(results)
@@ -99,6 +100,26 @@ def _forest(results: Results) -> Iterator[Figure]:
     axes.set(xlabel="set match, 95 % interval", xlim=(-0.02, 1.02))
     caption = "Share of items whose whole set is right, every arm, with the chance of protocol A."
     yield Figure("all_arms", caption, figure)
+
+
+def _parsers(results: Results) -> Iterator[Figure]:
+    ours = results.select(metric="set_match", language="en").groupby("arm")["value"].mean()
+    official = results.select(metric="set_match_official", language="en")
+    if official.empty:
+        return
+    official = official.groupby("arm")["value"].mean()
+    figure, axes = new_figure(width=5, height=4.4)
+    axes.plot([0, 1], [0, 1], "k:", lw=1)
+    for arm in ours.index:
+        axes.scatter(ours[arm], official[arm], color=PALETTE[0])
+        if abs(ours[arm] - official[arm]) > 0.02:
+            axes.annotate(_name(arm), (ours[arm], official[arm]), fontsize=8, ha="right")
+    axes.set(xlabel="set match, our reading", ylabel="set match, official reading")
+    caption = (
+        "Each arm under both readings of its answers. An oracle that puts a blank before its "
+        "commas is always right and scores nothing officially."
+    )
+    yield Figure("two_readings", caption, figure)
 
 
 def _two_f1(results: Results) -> Iterator[Figure]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ritornello.common.chat import ScriptedClient
 from ritornello.common.evaluation import Sample, Task
-from ritornello.common.evaluation.baselines import Policy, scripted
+from ritornello.common.evaluation.baselines import Policy, Write, scripted
 from ritornello.methods.k_halu.binary_list import binary
 from ritornello.methods.k_halu.metrics import OPTIONS
 
@@ -19,9 +19,16 @@ def write_list(sample: Sample, picked: Sequence[int]) -> str:
     return str(list(binary(picked, len(sample.choices))))
 
 
-def policy_client(task: Task, policy: Policy, name: str) -> ScriptedClient:
+def write_spaced_list(sample: Sample, picked: Sequence[int]) -> str:
+    """The same list with blanks that the official parser does not take."""
+    return write_list(sample, picked).replace(", ", " , ")
+
+
+def policy_client(
+    task: Task, policy: Policy, name: str, *, write: Write = write_list
+) -> ScriptedClient:
     """A client that answers a task of this benchmark by a policy, in protocols A and B alike."""
-    return scripted(task, policy, write=write_list, name=name)
+    return scripted(task, policy, write=write, name=name)
 
 
 def everything(sample: Sample) -> Sequence[int]:

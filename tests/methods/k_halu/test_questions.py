@@ -45,6 +45,7 @@ from ritornello.methods.k_halu.policies import (
     noisy,
     sentence_support,
     single_pick,
+    write_spaced_list,
 )
 from ritornello.methods.k_halu.prompts import EXAMPLE, likelihood_context, list_prompt, numbered
 from ritornello.methods.k_halu.published import identical_cells, published_items
@@ -228,6 +229,14 @@ def test_an_oracle_is_right_and_a_liar_is_not(questions, protocol):
     assert mean(right) == mean(right, "jaccard") == mean(right, "set_match", "official") == 1
     wrong = evaluate(task, policy_client(task, liar, "liar"))
     assert mean(wrong) == 0
+
+
+def test_blanks_before_commas_cost_everything_officially(questions):
+    task = KHaluExactMatch(questions)
+    client = policy_client(task, oracle, "oracle", write=write_spaced_list)
+    records = evaluate(task, client)
+    assert mean(records) == 1
+    assert mean(records, "set_match", "official") == 0
 
 
 def test_guessing_is_at_the_chance_of_its_rule(questions):
