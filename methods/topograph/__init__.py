@@ -1,6 +1,6 @@
 """Topograph: a loss and a metric that are strict about the topology of segmentations."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ritornello.methods.topograph.baselines import (
     BettiMatchingLoss,
@@ -12,6 +12,9 @@ from ritornello.methods.topograph.graph import ComponentGraph, component_graph
 from ritornello.methods.topograph.heuristic import published_count
 from ritornello.methods.topograph.loss import DiceTopographLoss, TopographLoss
 from ritornello.methods.topograph.regions import critical_regions
+
+if TYPE_CHECKING:
+    from ritornello.methods.topograph.metric import DIU
 
 __all__ = [
     "DIU",

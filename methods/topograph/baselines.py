@@ -29,7 +29,6 @@ class _DiagramLoss(nn.Module):
         super().__init__()
         self.softmax, self.include_background = softmax, include_background
 
-    @torch.compiler.disable
     def forward(
         self, logits: Float[Tensor, "batch classes height width"], target: Tensor
     ) -> Float[Tensor, ""]:

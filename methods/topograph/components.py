@@ -51,7 +51,8 @@ def _label_by_scipy(codes: Tensor) -> tuple[Tensor, int]:
     labels, total = np.zeros(array.shape, dtype=np.int64), 0
     for code in range(4):
         mask = array == code
-        found, count = ndimage.label(mask, cross)
+        found = np.zeros(array.shape, dtype=np.int32)
+        count = int(ndimage.label(mask, cross, output=found))  # type: ignore[arg-type]
         np.add(found, total - 1, out=labels, where=mask, casting="unsafe")
         total += count
     return torch.from_numpy(labels), total

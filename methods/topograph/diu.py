@@ -165,11 +165,16 @@ def betti_errors(
     both = union.met_by(cells[0] == 1) & union.met_by(cells[1] == 1)
     first = [_first_within(union, mask) for mask in masks]
     # The outer background of both masks always matches: it is no loop.
-    matched = [union.per_image(both), union.per_image(first[0] & first[1]) - 1]
-    betti = [(mask.number(1), mask.number(0) - 1) for mask in masks]
-    unmatched = sum(sum(numbers) for numbers in betti) - 2 * sum(matched)
-    errors = (a - b for a, b in zip(*betti, strict=True))
-    return BettiErrors(*(x.abs().view(batch) for x in errors), unmatched.view(batch))
+    matched = union.per_image(both) + union.per_image(first[0] & first[1]) - 1
+    components, loops = (
+        torch.stack([mask.number(side) for mask in masks]) - outer
+        for side, outer in ((1, 0), (0, 1))
+    )
+    unmatched = (components + loops).sum(0) - 2 * matched
+    betti_0, betti_1, matching = (
+        x.view(batch) for x in (components.diff(dim=0).abs(), loops.diff(dim=0).abs(), unmatched)
+    )
+    return BettiErrors(betti_0, betti_1, matching)
 
 
 def _first_within(union: Parts, mask: Parts) -> Bool[Tensor, "parts"]:

@@ -70,7 +70,6 @@ class TopographLoss(nn.Module):
         self.pad, self.ignore_index = pad, ignore_index
         self.backend: Backend = backend
 
-    @torch.compiler.disable
     def forward(
         self,
         logits: Float[Tensor, "batch classes height width"],
@@ -88,6 +87,15 @@ class TopographLoss(nn.Module):
             ValueError: logits not (batch, classes, height, width), empty, with NaN, or of one class
                 with softmax; target of another shape, out of range or not one-hot.
         """
+        # A compiled caller breaks its graph here: labelling has no graph of tensors. (As a
+        # decorator, `disable` would import the compiler with this module.)
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._loss)(logits, target, generator)
+        return self._loss(logits, target, generator)
+
+    def _loss(
+        self, logits: Tensor, target: Tensor, generator: torch.Generator | None
+    ) -> Float[Tensor, ""]:
         check_logits(logits)
         classes = target_classes(target, logits, self.ignore_index)
         predicted = largest_class(self._perturbed(logits.detach(), generator))

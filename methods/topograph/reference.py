@@ -43,7 +43,8 @@ def _label(codes: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
     labels, node_class = np.zeros(codes.shape, dtype=np.int64), []
     for code in range(4):
-        found, count = ndimage.label(codes == code)
+        found = np.zeros(codes.shape, dtype=np.int32)
+        count = int(ndimage.label(codes == code, output=found))  # type: ignore[arg-type]
         labels += np.where(codes == code, found - 1 + len(node_class), 0)
         node_class += [code] * count
     return labels, node_class

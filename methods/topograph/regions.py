@@ -55,8 +55,8 @@ def critical_regions(
     if ignore is not None:
         ignore, _ = check_masks(ignore, pred)
         pred, gt = pred & ~ignore, gt & ~ignore
-    masks = (x.reshape(-1, *pred.shape[-2:]) for x in (pred, gt))
-    codes = combine(*masks, connectivity, pad)
+    first, second = (x.reshape(-1, *pred.shape[-2:]) for x in (pred, gt))
+    codes = combine(first, second, connectivity, pad)
     pixel, region, count = critical_pixels(codes, backend, pad)
     regions = torch.full(pred.shape, -1, dtype=torch.int32, device=pred.device)
     regions.view(-1)[pixel] = region.int()
