@@ -1,6 +1,7 @@
 """Pre-norm attention blocks of the fusion transformer, with QuickGELU as in CLIP."""
 
 import math
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -100,19 +101,14 @@ class ResidualAttentionBlock(nn.Module):
             self.ln_1x, self.ln_1y = nn.LayerNorm(width), nn.LayerNorm(width)
         else:
             self.ln_1 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential()
-        self.mlp.add_module("c_fc", nn.Linear(width, 4 * width))
-        self.mlp.add_module("gelu", QuickGELU())
-        self.mlp.add_module("c_proj", nn.Linear(4 * width, width))
+        widen, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(c_fc=widen, gelu=QuickGELU(), c_proj=narrow))
         self.ln_2 = nn.LayerNorm(width)
-        self._initialize(width, layers)
-
-    def _initialize(self, width: int, layers: int) -> None:
         towards_residual = width**-0.5 * (2 * layers) ** -0.5
         nn.init.normal_(self.attn.in_proj_weight, std=width**-0.5)
         nn.init.normal_(self.attn.out_proj.weight, std=towards_residual)
-        nn.init.normal_(self.mlp.get_submodule("c_fc").weight, std=(2 * width) ** -0.5)
-        nn.init.normal_(self.mlp.get_submodule("c_proj").weight, std=towards_residual)
+        nn.init.normal_(widen.weight, std=(2 * width) ** -0.5)
+        nn.init.normal_(narrow.weight, std=towards_residual)
 
     def keys_values(self, context: Float[Tensor, "*batch keys width"]) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens that are attended to."""

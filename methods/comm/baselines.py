@@ -229,7 +229,7 @@ class CrossSelf(SeparateEncoders):
     Args:
         encoders, dims: as in `CrossModal`.
         hidden, embed_dim: of the heads.
-        loss: arguments of `CrossSelfLoss`.
+        temperature, self_weight, cross_weight: see `CrossSelfLoss`.
     """
 
     def __init__(
@@ -239,11 +239,13 @@ class CrossSelf(SeparateEncoders):
         *,
         hidden: int = 512,
         embed_dim: int = 256,
-        **loss: float,
+        temperature: float = 0.1,
+        self_weight: float = 1.0,
+        cross_weight: float = 1.0,
     ) -> None:
         super().__init__(encoders)
         self.heads = nn.ModuleList(mlp_head(dim, hidden, embed_dim) for dim in dims)
-        self.loss = CrossSelfLoss(**loss)
+        self.loss = CrossSelfLoss(temperature, self_weight=self_weight, cross_weight=cross_weight)
 
     def training_loss(
         self, inputs: Sequence[Any], augment: Augment, labels: Tensor | None = None

@@ -86,7 +86,7 @@ def _least_synergy(
     given = [np.outer(a, b) for a, b in zip(rows, columns, strict=True)]
     before = np.inf
     for _ in range(rounds):
-        mixture = sum(p_y[y] * q for y, q in zip(ys, given, strict=True))
+        mixture = np.tensordot(p_y[ys], np.stack(given), axes=1)
         given = [_on_margins(mixture, a, b) for a, b in zip(rows, columns, strict=True)]
         table = np.zeros_like(joint)
         for y, q in zip(ys, given, strict=True):

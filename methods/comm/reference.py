@@ -1,6 +1,7 @@
 """The equations as slow, obvious steps: the oracle of the fast paths, and the benchmarks' peer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,10 +46,13 @@ def fuse_one_subset(
     if fusion.cls_token is not None:
         x = torch.cat([fusion.cls_token.expand(len(x), -1, -1), x], dim=1)
         hidden = None if hidden is None else F.pad(hidden, (1, 0))
+    block: Any
     for block in fusion.resblocks:
-        attention, normed = block.attn, block.ln_1(x)  # type: ignore[union-attr]
+        attention, normed = block.attn, block.ln_1(x).transpose(0, 1)
         attended, _ = F.multi_head_attention_forward(
-            *[normed.transpose(0, 1)] * 3,
+            normed,
+            normed,
+            normed,
             fusion.width,
             attention.heads,
             attention.in_proj_weight,
@@ -63,7 +67,7 @@ def fuse_one_subset(
             need_weights=False,
         )
         x = x + attended.transpose(0, 1)
-        x = x + block.mlp(block.ln_2(x))  # type: ignore[union-attr]
+        x = x + block.mlp(block.ln_2(x))
     x = fusion.norm(x)
     if fusion.pool == "cls":
         return x[:, 0]
