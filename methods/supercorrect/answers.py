@@ -79,9 +79,9 @@ def _equal(a: str, b: str) -> bool:
         return False
     if a == b or a.lower() == b.lower():
         return True
-    rows = _matrix(a), _matrix(b)
-    if rows[0] is not None or rows[1] is not None:
-        return rows[0] is not None and rows[1] is not None and _all_equal(*rows)
+    left, right = _matrix(a), _matrix(b)
+    if left is not None or right is not None:
+        return left is not None and right is not None and _all_equal(left, right)
     unordered = a[0] == b[0] == "{" and a[-1] == b[-1] == "}"
     first, second = _items(a), _items(b)
     if first is None and second is None:

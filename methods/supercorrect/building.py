@@ -97,9 +97,8 @@ def _review(
         readable = [review for review in open_ if review.state == "PARSED"]
         faults: list[str | None] = [None] * len(readable)
         if inspect is not None and readable:
-            faults = inspect(
-                [review.item for review in readable], [review.parsed for review in readable]
-            )
+            parsed = [review.parsed for review in readable if review.parsed is not None]
+            faults = inspect([review.item for review in readable], parsed)
         for review, fault in zip(readable, faults, strict=True):
             move(review, "INSPECTED")
             if fault is None:
@@ -170,6 +169,7 @@ def _hsft_row(
     review: _Review[MathProblem, Trace], template: SolutionTemplate, teacher: str, verified: bool
 ) -> dict[str, Any]:
     problem, trace = review.item, review.parsed
+    assert trace is not None  # accepted reviews have been parsed
     return {
         "id": problem.id,
         "source": problem.source,
@@ -249,7 +249,7 @@ def build_correction_pairs(
         usable,
         teacher.corrections,
         template.parse,
-        inspector and inspector.correction_faults,
+        None if inspector is None else inspector.correction_faults,
         max_rounds,
         Journal(journal),
     )
@@ -258,7 +258,9 @@ def build_correction_pairs(
         claim = review.parsed
         if review.state != "ACCEPTED":
             dropped[review.state.lower()] += 1
-        elif claim.step is None:
+            continue
+        assert claim is not None  # accepted reviews have been parsed
+        if claim.step is None:
             dropped["no_error_found"] += 1
         elif not 1 <= claim.step <= len(review.item.student_steps):
             dropped["error_out_of_range"] += 1
@@ -275,6 +277,7 @@ def build_correction_pairs(
         if _is_right(case, own, inspector):
             dropped["student_is_right"] += 1
             continue
+        assert claim.step is not None  # others have been dropped above
         prompt, chosen, rejected = template.pair(case.problem, case.student_steps, claim, own)
         if chosen.strip() == rejected.strip():
             dropped["identical"] += 1

@@ -51,7 +51,7 @@ def judge_corrections(
         for case, claim in zip(cases, claims, strict=True)
     ]
     corrected = [
-        found and is_right(case, claim)
+        found and claim is not None and is_right(case, claim)
         for case, claim, found in zip(cases, claims, located, strict=True)
     ]
     return located, corrected

@@ -44,9 +44,9 @@ def expressions_equal(a: str, b: str) -> bool:
             expressions_equal(x, y) for x, y in zip(sides[0], reversed(sides[1]), strict=True)
         )
     decimal = "." in a or "." in b
-    numbers = _rational(a), _rational(b)
-    if None not in numbers:
-        difference, scale = abs(numbers[0] - numbers[1]), max(map(abs, numbers))
+    left, right = _rational(a), _rational(b)
+    if left is not None and right is not None:
+        difference, scale = abs(left - right), max(abs(left), abs(right))
         return difference <= (scale / 10_000 if decimal else 0)
     context = _context()
     try:
@@ -97,6 +97,7 @@ class _Parser:
             match = _TOKEN.match(text, cursor)
             if match is None:
                 raise _Unreadable(text)
+            assert match.lastgroup is not None  # every alternative is a named group
             self.tokens.append((match.lastgroup, match[match.lastgroup]))
             cursor = match.end()
         self.place = 0

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 State = Literal["TEACHER", "PARSED", "UNPARSABLE", "INSPECTED", "REVISE", "ACCEPTED", "REJECTED"]
 FINAL_STATES = ("UNPARSABLE", "ACCEPTED", "REJECTED")
@@ -90,7 +90,7 @@ class Journal:
             if row["stage"] == stage and row["state"] in FINAL_STATES
         }
 
-    def _rows(self) -> Iterator[dict[str, object]]:
+    def _rows(self) -> Iterator[dict[str, Any]]:
         if self.path is None or not self.path.exists():
             return
         with self.path.open(encoding="utf-8") as file:

@@ -118,6 +118,8 @@ def _repair(
     begun = {}
     for index in faulty:
         old, claim = solutions[index], solutions[index].claims[-1]
+        assert claim is not None  # a faulty solution has a claim
+        assert claim.step is not None
         begun[index] = (*old.steps[: claim.step - 1], claim.text)
         if repair == "answer":
             steps = (*begun[index], *old.steps[claim.step :])

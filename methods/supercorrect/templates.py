@@ -6,12 +6,13 @@ protocols: the pipeline works with any wording, also with one of single-token wo
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from ritornello.common.chat import Message, Prompt
+from ritornello.common.chat.protocol import Role
 from ritornello.methods.supercorrect.traces import (
     Step,
     Trace,
@@ -124,7 +125,7 @@ class HierarchicalTemplate:
             raise ValueError(f"{path} must end with the slot {{input}}, got ...{text[-20:]!r}")
         return cls(text.removesuffix("{input}"))
 
-    def prompt(self, problem: str, steps: Sequence[str] = ()) -> TextPrompt:
+    def prompt(self, problem: str, steps: Sequence[str] = ()) -> list[dict[str, str]]:
         messages = [{"role": "user", "content": self.instruction + problem}]
         if steps:
             begun = render_trace(steps_trace(steps)) + "\n"
@@ -207,11 +208,10 @@ class CorrectionTemplate:
         return messages, chosen, self._rejected(steps, k, student)
 
     def _rejected(self, steps: Sequence[str], k: int, student: Correction | None) -> str:
-        finds = student is not None and student.step is not None and student.step >= k
+        if student is None or student.step is None or student.step < k:
+            return f"</Step{k}>" if self.include_wrong_step else "This step is correct."
         if not self.include_wrong_step:
-            return _notes(student) if finds else "This step is correct."
-        if not finds:
-            return f"</Step{k}>"
+            return _notes(student)
         if student.step == k:
             return f"{_notes(student)}</Step{k}>"
         later = steps[k : student.step]
@@ -229,5 +229,7 @@ def as_client_prompt(prompt: TextPrompt) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(text=prompt)
     prefill = prompt[-1]["content"] if prompt[-1]["role"] == "assistant" else ""
-    messages: list[Mapping[str, str]] = prompt[:-1] if prefill else prompt
-    return Prompt(tuple(Message(m["role"], m["content"]) for m in messages), prefill=prefill)
+    messages = prompt[:-1] if prefill else prompt
+    return Prompt(
+        tuple(Message(cast(Role, m["role"]), m["content"]) for m in messages), prefill=prefill
+    )

@@ -105,6 +105,7 @@ def _newest_step(elements: list[_Draft]) -> _Draft | None:
 def _gather(piece: str, element: _Draft | None, note: str | None, elements: list[_Draft]) -> None:
     if note is not None:
         owner = _newest_step(elements)
+        assert owner is not None  # a note is open only inside a step
         owner.notes[note][-1] += piece
     elif element is not None:
         element.parts.append(piece)
