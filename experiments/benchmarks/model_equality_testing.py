@@ -19,8 +19,8 @@ def benchmarks() -> Iterator[Benchmark]:
     """N = 250 a sample, m = 25, L = 1000 characters.
 
     The package computes everything anew for each permutation, so that its time is proportional to
-    their number; ours is mostly the one kernel. At 1000 permutations the ratio is several times that
-    at 100, but the package would need five minutes a call.
+    their number; ours is mostly the one kernel. At 1000 permutations the ratio is several times as
+    high, but the package would need five minutes a call.
     """
     tests = require("model_equality_testing.tests", extra="bench")
     a, b = texts(0), texts(1)
