@@ -7,7 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ritornello.common.chat import ChatClient, GenerationParams
+from ritornello.common.cache import cache_root
+from ritornello.common.chat import CachedClient, ChatClient, GenerationParams
 from ritornello.methods.daily_dilemmas import (
     Dilemma,
     Principle,
@@ -43,12 +44,16 @@ def published(
 
 
 def published_principles(client: ChatClient) -> tuple[Principle, ...]:
-    """The 16 principles of OpenAI's Model Spec; the client writes their steering prompts."""
+    """The 16 principles of OpenAI's Model Spec; the client writes their steering prompts.
+
+    The prompts are kept in the cache by model: every cell, worker and rerun steers with the same.
+    """
     entries = published_figures()
     requests = [
         steering_request(entry[side]) for entry in entries for side in ("supporting", "opposing")
     ]
-    replies = client.generate(requests, GenerationParams(max_tokens=100))
+    writer = CachedClient(client, cache_root() / "daily_dilemmas" / "steering_prompts.sqlite")
+    replies = writer.generate(requests, GenerationParams(max_tokens=100))
     prompts = [system_prompt(reply.text) for reply in replies]
     return tuple(
         Principle(

@@ -2,7 +2,14 @@
 
 import pytest
 
-from ritornello.common.chat import Completion, ScriptedClient
+from ritornello.common.chat import (
+    Completion,
+    EndpointError,
+    FakeServer,
+    Fault,
+    OpenAIClient,
+    ScriptedClient,
+)
 from ritornello.common.evaluation import Answer, evaluate, rescore
 from ritornello.common.evaluation.baselines import Flaky, fixed_slot, saying, uniform_single
 from ritornello.common.evaluation.permutation import position_bias
@@ -196,3 +203,19 @@ def test_bad_settings_are_named(dilemmas):
         DilemmaTask(dilemmas, mode="guess")
     with pytest.raises(ValueError, match="temperature"):
         ValueAgent({}, temperature=-1)
+
+
+def test_an_endpoint_is_asked_and_one_that_refuses_is_told(dilemmas, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+
+    def misbehave(number, body):
+        return Fault("status", status=403) if "unknown" in body["model"] else None
+
+    agent = policy_client(DilemmaTask(dilemmas[:4]), ValueAgent({}), "agent")
+    with FakeServer(agent, misbehave=misbehave) as server:
+        client = OpenAIClient(server.base_url, "any")
+        records = evaluate(DilemmaTask(dilemmas[:4]), client)
+        assert len(server.requests) == 8
+        with pytest.raises(EndpointError):
+            evaluate(DilemmaTask(dilemmas[:4]), OpenAIClient(server.base_url, "unknown"))
+    assert choices(records) == {d.idx: ValueAgent({}).choose(d) for d in dilemmas[:4]}
