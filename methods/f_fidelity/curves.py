@@ -104,7 +104,9 @@ def removal_curve(
         raise ValueError(f"order must be morf or lerf, got {order!r}")
     elements = removal.removable(inputs).sum(1)
     counts = count_removed(
-        torch.tensor(list(sizes), device=elements.device), elements, legacy_offset=legacy_offset
+        torch.tensor(list(sizes), dtype=torch.float64, device=elements.device),
+        elements,
+        legacy_offset=legacy_offset,
     )
     clean = clean_values(model, inputs, labels, sampling)
     curve = masked_values(

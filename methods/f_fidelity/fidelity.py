@@ -125,11 +125,13 @@ def _measure(
     removal, sampling = removal or RemovalSpec(), sampling or Sampling()
     check_arguments(model, inputs, labels, scores, sizes, alpha, beta, removal)
     elements = removal.removable(inputs).sum(1)
-    shares = torch.tensor(list(sizes), device=elements.device)
+    shares = torch.tensor(list(sizes), dtype=torch.float64, device=elements.device)
     k = count_removed(shares, elements)
     # The complement of the top k is the bottom d − k.
     least = torch.cat([k, elements[:, None] - k], 1)
     how = (alpha, beta, removal, sampling)
     morf = masked_values(model, inputs, labels, scores, k, "morf", *how)
     lerf, kept = masked_values(model, inputs, labels, scores, least, "lerf", *how).chunk(2, 1)
-    return FidelityResult(shares, clean_values(model, inputs, labels, sampling), morf, lerf, kept)
+    return FidelityResult(
+        shares.float(), clean_values(model, inputs, labels, sampling), morf, lerf, kept
+    )

@@ -137,6 +137,19 @@ def test_counts_by_hand():
     assert legacy.tolist() == [[6, 30, 100], [61, 307, 1024]]
 
 
+def test_sizes_are_not_rounded_to_single_precision():
+    """5/6 in float32 times 192 falls short of 160."""
+
+    class Sum(nn.Module):
+        def forward(self, x):
+            total = x.flatten(1).sum(1)
+            return torch.stack([total - 32.5, 32.5 - total], 1)
+
+    scores = torch.arange(192.0).view(1, 12, 16)
+    image, labels = torch.ones(1, 1, 12, 16), torch.zeros(1).long()
+    assert fidelity(Sum().eval(), image, labels, scores, [5 / 6]).plus.item() == 1
+
+
 def test_ties_go_to_the_lower_index_in_either_order():
     scores = torch.tensor([[1.0, 2.0, 2.0, 1.0]])
     free = torch.ones(1, 4, dtype=torch.bool)
