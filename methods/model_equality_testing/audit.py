@@ -41,7 +41,8 @@ class AuditSettings:
         length: positions of a completion in characters (or tokens, with a tokenizer).
         statistic: what is compared.
         n_resamples: permutations of each test.
-        stratified: permute within prompts only.
+        stratified: permute within prompts only, which is exact where every prompt is asked equally
+            often, as here; False is the published test.
         seed: of sampling and permutations.
     """
 
@@ -53,7 +54,7 @@ class AuditSettings:
     length: int = 1000
     statistic: Statistic = field(default_factory=Statistic)
     n_resamples: int = 1000
-    stratified: bool = False
+    stratified: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -84,7 +84,8 @@ def estimate_power(
         n_simulations: S.
         statistic: a name or a `Statistic`.
         n_resamples: permutations of each simulation.
-        stratified: permute within prompts only.
+        stratified: permute within prompts only. The draws have n of every prompt, so that this is
+            the exact test; the published one shuffles freely.
         plus_one: see `two_sample_test`.
         replace: draw from pools with replacement, as the published simulator does.
         seed: of everything.

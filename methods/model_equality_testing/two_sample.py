@@ -84,7 +84,9 @@ def two_sample_test(
             from the null model (sec. 3.3).
         n_resamples: permutations or bootstrap draws, R.
         seed: of the resamples.
-        stratified: shuffle within each prompt only; the published test does not.
+        stratified: shuffle within each prompt only, as is exact where the number of completions of
+            each prompt was fixed beforehand; the published test shuffles freely, as is exact where
+            prompts were drawn at random.
         plus_one: p = (1 + #) / (R + 1), valid at every R; otherwise # / R as published, which can
             be 0.
         null_sampler: for the bootstrap: draws a sample of n pairs, or what `bootstrap_null` kept.

@@ -118,6 +118,15 @@ def test_stratified_labels_keep_the_counts_of_every_prompt(rng):
     assert (free[:, 4:].sum(1) != 1).any()
 
 
+def test_with_fixed_counts_only_stratified_permutations_keep_the_level_of_rare_matches():
+    """One-hot kernel, 10 of each prompt: free shuffles unbalance the prompts, the data never do."""
+    chains = MarkovModel.random(10, 30, 0)
+    same = sampler(chains, 10, 10)
+    options = {"n_simulations": 200, "n_resamples": 99, "statistic": "mmd_one_hot", "seed": 7}
+    assert estimate_power(same, same, 10, stratified=True, **options).power <= 0.08
+    assert estimate_power(same, same, 10, stratified=False, **options).power > 0.08
+
+
 def test_the_same_seed_gives_the_same_test(pair):
     first, second = two_sample_test(*pair, seed=3), two_sample_test(*pair, seed=3)
     assert first.null_statistics.equal(second.null_statistics)
