@@ -89,7 +89,11 @@ def gradcam(
         names = ", ".join(name for name, _ in model.named_modules() if name)
         raise ValueError(f"layer must be a module of the model, got {layer!r}; it has: {names}")
     seen: list[Tensor] = []
-    handle = found.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+
+    def remember(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        seen.append(output)
+
+    handle = found.register_forward_hook(remember)
     try:
         with torch.enable_grad():
             x = inputs.detach().clone().requires_grad_()
@@ -154,15 +158,16 @@ def embedding_gradient(
     Args:
         embedding: the module that embeds `input_ids`; that of a transformers model unless given.
     """
+    layer: Any = model if embedding is None else embedding
     if embedding is None:
-        embedding = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+        layer = layer.get_input_embeddings()
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         seen.append(output.detach().requires_grad_())
         return seen[-1]
 
-    handle = embedding.register_forward_hook(keep)
+    handle = layer.register_forward_hook(keep)
     try:
         with torch.enable_grad():
             logits = predict(model, inputs).gather(1, targets[:, None])

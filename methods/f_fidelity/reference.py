@@ -1,4 +1,4 @@
-"""The definitions as slow, obvious loops: the oracle of the tests and the peer of the benchmarks."""
+"""The definitions as slow, obvious loops: oracle of the tests, peer of the benchmarks."""
 
 import numpy as np
 import torch

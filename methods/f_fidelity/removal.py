@@ -117,13 +117,14 @@ class RemovalSpec:
             return impute_linear(inputs, mask[:, 0])
         if self.baseline == "mean":
             return torch.where(mask, inputs, inputs.mean(self._places(inputs), keepdim=True))
-        return torch.where(mask, inputs, 0 if self.baseline == "zero" else self.baseline)
+        return torch.where(mask, inputs, 0 if isinstance(self.baseline, str) else self.baseline)
 
     def _apply_to_tokens(self, inputs: Mapping[str, Tensor], keep: Tensor) -> Inputs:
         if self.drop:
             mask = inputs["attention_mask"]
             return {**inputs, "attention_mask": mask * keep.to(mask.dtype)}
         ids = inputs["input_ids"]
+        assert isinstance(self.baseline, int)
         return {**inputs, "input_ids": torch.where(keep, ids, self.baseline)}
 
     def _broadcast(self, inputs: Tensor, keep: Tensor) -> Tensor:
