@@ -79,7 +79,8 @@ def _null_p_values(results: Results) -> Iterator[Figure]:
     axes.legend(fontsize=7)
     caption = (
         "p-values when both samples come from the same chains: on the diagonal a test is exact, "
-        "below it conservative (counts of long completions have nothing but ties)."
+        "below it conservative (counts of long completions have nothing but ties), above it too "
+        "eager."
     )
     yield Figure("null_p_values", caption, figure)
 
