@@ -66,7 +66,8 @@ def _by_count(results: Results) -> Iterator[Figure]:
     right.set(xlabel="right options", title="one pick, any right answer counts")
     for axes in (left, right):
         axes.set_xticks(_COUNTS)
-        axes.legend(fontsize=7)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
     caption = (
         "Share of right items by how many options are right. Left: the protocols, on generated "
         "English questions. Right: the published rows rise as one pick under any-hit scoring does; "
@@ -86,7 +87,7 @@ def _forest(results: Results) -> Iterator[Figure]:
     bars: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
         bars.setdefault((row["part"], row["arm"], row["language"]), []).extend(row["samples"])
-    figure, axes = new_figure(width=7, height=0.32 * len(bars) + 1)
+    figure, axes = new_figure(width=7, height=0.32 * len(bars) + 1.8)
     names = []
     for place, ((part, arm, language), samples) in enumerate(reversed(bars.items())):
         mean, low, high = cluster_bootstrap(samples)
@@ -147,7 +148,7 @@ def _selection(results: Results) -> Iterator[Figure]:
     under = results.select(metric="under", language="en").groupby("arm", sort=False)["value"].mean()
     if over.empty:
         return
-    figure, axes = new_figure(width=6.5, height=0.3 * len(over) + 1)
+    figure, axes = new_figure(width=6.5, height=0.3 * len(over) + 1.8)
     places = np.arange(len(over))[::-1]
     axes.barh(places, over.to_numpy(), color="C1", label="picked too many")
     axes.barh(places, -under[over.index].to_numpy(), color="C0", label="missed")
