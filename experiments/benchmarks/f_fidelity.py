@@ -40,7 +40,7 @@ def _curve(
     name: str, model: nn.Module, *, images: int, early_stop: int | None, target: float | None
 ) -> Benchmark:
     case = _case(model, images)
-    sampling = Sampling(50, early_stop=early_stop, batch_size=256)
+    sampling = Sampling(50, early_stop=early_stop)
     how = {"alpha": 0.5, "beta": 0.1}
     return Benchmark(
         f"F-Fidelity MoRF, {images} x 32x32, 20 sizes, 50 masks, {name}",

@@ -4,12 +4,12 @@ B inputs, S sizes, N mask samples, d elements of an input.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.f_fidelity.masks import keyed_uniform
@@ -21,9 +21,6 @@ from ritornello.methods.f_fidelity.removal import (
     num_examples,
     take,
 )
-
-# Elements of a table of uniform numbers held at once.
-_TABLE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,8 @@ class Sampling:
             the published code does.
         early_stop: stop after so many samples where they all agree. Values move by less than
             1/(early_stop + 1); off by default.
-        batch_size: masked inputs per forward.
+        batch_size: masked inputs per forward; None for 64 on the CPU, where larger ones fall out of
+            its caches, and 2048 elsewhere.
     """
 
     n_samples: int = 50
@@ -47,18 +45,22 @@ class Sampling:
     seed: int = 0
     generator: torch.Generator | None = None
     early_stop: int | None = None
-    batch_size: int = 256
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_samples", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, value in (("n_samples", self.n_samples), ("batch_size", self.batch_size)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
         if self.reduce not in ("label", "prob"):
             raise ValueError(f"reduce must be label or prob, got {self.reduce!r}")
         if self.early_stop is not None and not 1 < self.early_stop <= self.n_samples:
             raise ValueError(
                 f"early_stop must be in [2, n_samples={self.n_samples}], got {self.early_stop}"
             )
+
+    def rows(self, device: torch.device) -> int:
+        """Masked inputs per forward on a device."""
+        return self.batch_size or (64 if device.type == "cpu" else 2048)
 
 
 def removal_curve(
@@ -134,11 +136,11 @@ def clean_values(
     model: nn.Module, inputs: Inputs, labels: Tensor, sampling: Sampling
 ) -> Float[Tensor, " batch"]:
     """1_f(x) of every input."""
-    values = [
-        _judge(model, take(inputs, slice(i, i + sampling.batch_size)),
-               labels[i : i + sampling.batch_size], sampling.reduce)
-        for i in range(0, len(labels), sampling.batch_size)
-    ]  # fmt: skip
+    size = sampling.rows(labels.device)
+    values = []
+    for i in range(0, len(labels), size):
+        part = slice(i, i + size)
+        values.append(_judge(model, take(inputs, part), labels[part], sampling.reduce))
     return torch.cat(values)
 
 
@@ -157,50 +159,85 @@ def masked_values(
 ) -> Float[Tensor, "batch sizes"]:
     """E_mask[1_f(x ⊙ m)] with the first `counts` elements of the order dropped with q(s)."""
     removable = removal.removable(inputs)
-    rank = removal_rank(scores, removable, order)
+    rank = removal_rank(scores, removable, order).int()
     q = drop_probability(counts, removable.sum(1, keepdim=True), alpha, beta)
     samples = 1 if bool((q >= 1).all()) else sampling.n_samples
-    num_sizes, elements = counts.shape[1], rank.shape[1]
-    fresh = num_sizes if sampling.generator is not None else 1
-    per_table = max(1, _TABLE // (samples * elements * fresh))
+    (images, elements), num_sizes = rank.shape, counts.shape[1]
+    # One image at a time where its masks fill a batch, else several.
+    group = max(1, sampling.rows(rank.device) // (num_sizes * samples))
     values = []
-    for start in range(0, len(rank), per_table):
-        rows = torch.arange(start, min(start + per_table, len(rank)), device=rank.device)
-        table = _uniform(rows, samples, elements, num_sizes, sampling)
+    for start in range(0, images, group):
+        rows = torch.arange(start, min(start + group, images), device=rank.device)
+        uniform = _uniform(rows, samples, elements, num_sizes, sampling)
 
-        def value(b: Tensor, s: Tensor, n: Tensor, rows: Tensor = rows, table: Tensor = table):
-            at = rows[b]
-            drop = table[b, s if table.shape[1] > 1 else torch.zeros_like(s), n] <= q[at, s, None]
-            keep = ~((rank[at] < counts[at, s, None]) & drop)
-            masked = removal.apply(take(inputs, at), keep)
-            return _judge(model, masked, labels[at], sampling.reduce)
+        def total(
+            g: int | slice, s: Tensor, n: slice, rows: Tensor = rows, uniform: Tensor = uniform
+        ) -> Tensor:
+            """Sum over samples n at sizes s of the images g of the group, (images, sizes)."""
+            at = rows[g].view(-1)
+            u = uniform[g].view(-1, *uniform.shape[1:])[:, :, n]
+            drop = (u if u.shape[1] == 1 else u[:, s]) <= q[at][:, s, None, None]
+            keep = ~((rank[at, None] < counts[at][:, s, None])[:, :, None] & drop)
+            found = _in_batches(
+                model, take(inputs, at), labels[at], keep.flatten(1, 2), removal, sampling
+            )
+            return found.view(len(at), len(s), -1).sum(2)
 
-        values.append(_average(value, len(rows), num_sizes, samples, sampling, rank.device))
+        values.append(_average(total, len(rows), num_sizes, samples, sampling, rank.device))
     return torch.cat(values)
 
 
 def _average(
-    value, images: int, sizes: int, samples: int, sampling: Sampling, device: torch.device
+    total: Callable[[int | slice, Tensor, slice], Tensor],
+    images: int,
+    num_sizes: int,
+    samples: int,
+    sampling: Sampling,
+    device: torch.device,
 ) -> Float[Tensor, "images sizes"]:
-    """Mean of value(b, s, n) over samples, in batches that mix images, sizes and samples."""
-    total = torch.zeros(images * sizes, device=device)
-    drawn = torch.zeros(images * sizes, device=device)
-    pairs = torch.arange(images * sizes, device=device)
+    """Mean over samples; where the first `early_stop` agree, over those."""
     first = min(sampling.early_stop or samples, samples)
-    for low, high in ((0, first), (first, samples)):
-        jobs = pairs.repeat_interleave(high - low)
-        sample = torch.arange(low, high, device=device).repeat(len(pairs))
-        for part, n in _batches(jobs, sample, sampling.batch_size):
-            total.index_add_(0, part, value(part // sizes, part % sizes, n))
-        drawn[pairs] += high - low
-        share = total[pairs] / drawn[pairs]
-        pairs = pairs[(share > 1e-6) & (share < 1 - 1e-6)]
-    return (total / drawn).view(images, sizes)
+    sizes = torch.arange(num_sizes, device=device)
+    mean = total(slice(None), sizes, slice(0, first)) / first
+    if first < samples:
+        for image in range(images):
+            share = mean[image]
+            open_sizes = sizes[(share > 1e-6) & (share < 1 - 1e-6)]
+            if len(open_sizes):
+                rest = total(image, open_sizes, slice(first, samples))[0]
+                mean[image, open_sizes] = (share[open_sizes] * first + rest) / samples
+    return mean
 
 
-def _batches(jobs: Tensor, sample: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(jobs), size):
-        yield jobs[start : start + size], sample[start : start + size]
+def _in_batches(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Tensor,
+    keep: Bool[Tensor, "images masks elements"],
+    removal: RemovalSpec,
+    sampling: Sampling,
+) -> Float[Tensor, "images masks"]:
+    """Judges every image under each of its masks."""
+    images, masks, elements = keep.shape
+    if images == 1:
+        # A view: the masked copy is the only one that is made.
+        repeated = _map(inputs, lambda x: x.expand(masks, *x.shape[1:]))
+    else:
+        repeated = _map(inputs, lambda x: x.repeat_interleave(masks, 0))
+    flat, answers = keep.view(-1, elements), labels.repeat_interleave(masks)
+    pieces = []
+    size = sampling.rows(keep.device)
+    for i in range(0, len(flat), size):
+        part = slice(i, i + size)
+        masked = removal.apply(take(repeated, part), flat[part])
+        pieces.append(_judge(model, masked, answers[part], sampling.reduce))
+    return torch.cat(pieces).view(images, masks)
+
+
+def _map(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    return {name: change(tensor) for name, tensor in inputs.items()}
 
 
 def _uniform(
