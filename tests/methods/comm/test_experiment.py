@@ -1,5 +1,6 @@
 """The parts that the smoke profile does not reach: MultiBench files, AlexNets, real pickles."""
 
+import json
 import pickle
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Cell, CellContext
 from ritornello.experiments.comm.affect import Affect, flagged_sequences, load_arrays
-from ritornello.experiments.comm.arms import CoMMArm, CrossArm
+from ritornello.experiments.comm.arms import CoMMArm, CrossArm, CrossSelfArm, SupervisedArm
+from ritornello.experiments.comm.movies import Movies
 from ritornello.experiments.comm.pictures import alexnet_architecture
 from ritornello.experiments.comm.training import Recipe
 
@@ -89,3 +91,76 @@ def test_the_papers_encoders_yield_36_tokens_of_width_512():
         tokens, _ = fused.tokens([torch.zeros(1, 3, 224, 224)] * 2)
     assert [t.shape for t in tokens] == [(1, 36, 512)] * 2
     assert fused.encoders[0] is not fused.encoders[1]
+
+
+class Words:
+    """A tokenizer of single letters."""
+
+    pad_token_id, cls_token_id, sep_token_id, mask_token_id = 0, 1, 2, 3
+
+    def __call__(self, plots, *, max_length, **_):
+        ids = torch.zeros(len(plots), max_length, dtype=torch.long)
+        for row, plot in enumerate(plots):
+            letters = [1, *(4 + ord(c) % 20 for c in plot[: max_length - 2]), 2]
+            ids[row, : len(letters)] = torch.tensor(letters)
+        return {"input_ids": ids}
+
+
+def tiny_vision():
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    return CLIPVisionModel(CLIPVisionConfig(num_attention_heads=2, patch_size=112, **sizes))
+
+
+def tiny_text():
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig(vocab_size=32, dim=16, hidden_dim=16, n_layers=1, n_heads=2)
+    return DistilBertModel(config), Words()
+
+
+@pytest.fixture
+def mmimdb(tmp_path):
+    """Three films a split."""
+    from PIL import Image
+
+    folder = tmp_path / "mmimdb"
+    (folder / "dataset").mkdir(parents=True)
+    splits = {"train": [f"{i:03d}" for i in range(8)], "test": [f"{i:03d}" for i in range(8, 14)]}
+    (folder / "split.json").write_text(json.dumps(splits))
+    for i in range(14):
+        film = {"plot": ["a war" if i % 2 else "love and songs", "more"], "genres": ["Drama"]}
+        film["genres"].append("War" if i % 2 else "Musical")
+        (folder / "dataset" / f"{i:03d}.json").write_text(json.dumps(film))
+        Image.new("RGB", (30, 40), (i, 0, 0)).save(folder / "dataset" / f"{i:03d}.jpeg")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [CoMMArm(head_hidden=16, head_dim=8), CrossSelfArm(hidden=16, embed_dim=8), SupervisedArm()],
+)
+def test_films_train_and_are_probed(mmimdb, tmp_path, arm):
+    part = Movies(
+        Recipe(steps=2, batch=4, warmup_steps=1),
+        {"metric": "f1_weighted", "costs": [1.0]},
+        folder=str(mmimdb),
+        vision=tiny_vision,
+        text=tiny_text,
+        tokens=8,
+    )
+    part.prepare()
+    (tmp_path / "artifacts").mkdir()
+    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    before = part.encoders[1].state_dict()["transformer.layer.0.ffn.lin1.weight"].clone()
+    measured = list(part.measure(arm, Cell("movies", "arm", 0), context))
+    assert [m.metric for m in measured] == ["f1_weighted", "f1_macro"]
+    assert measured[0].value > 50  # every film is a drama
+    after = part.encoders[1].state_dict()["transformer.layer.0.ffn.lin1.weight"]
+    assert torch.equal(before, after)
+
+
+def test_a_missing_film_folder_is_told():
+    with pytest.raises(UserError, match=r"settings\.mmimdb"):
+        Movies(Recipe(steps=1)).prepare()
