@@ -2,11 +2,19 @@
 
 import json
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ritornello.common.chat import Completion, GenerationParams, Image, ScriptedClient
+from ritornello.common.chat import (
+    CapabilityError,
+    Completion,
+    GenerationParams,
+    Image,
+    ScriptedClient,
+    TransformersClient,
+)
 from ritornello.common.evaluation import RunMismatchError, SampleError, evaluate, play
 from ritornello.common.evaluation.baselines import (
     fixed_slot,
@@ -16,7 +24,9 @@ from ritornello.common.evaluation.baselines import (
     scripted,
     uniform,
 )
+from ritornello.common.evaluation.export import to_lm_eval_yaml
 from ritornello.common.evaluation.permutation import Permuted, position_bias, reduced
+from ritornello.common.models import tiny_causal_lm
 from ritornello.methods.space import (
     SpaceGameTask,
     SpaceQATask,
@@ -330,3 +340,18 @@ def test_absent_published_data_say_how_to_get_them(published):
 def test_generated_and_published_samples_have_one_type(published):
     (generated,) = make_task("mrt", n=1)
     assert type(generated) is type(load_official(published, "MRT_vision")[0])
+
+
+def test_pictures_are_refused_by_a_text_model_before_it_is_asked():
+    model = tiny_causal_lm("llama", layers=1, hidden=32)
+    client = TransformersClient(model, SimpleNamespace(chat_template="x"))
+    task = SpaceQATask("wlt", "image", stimuli=1, difficulty="easy")
+    with pytest.raises(CapabilityError, match=r"does not offer.*images"):
+        evaluate(task, client)
+
+
+def test_text_questions_can_be_taken_to_lm_evaluation_harness(tmp_path):
+    path = to_lm_eval_yaml(SpaceQATask("ptt", stimuli=2, mode="likelihood"), tmp_path)
+    rows = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert [row["choices"] for row in rows] == [[" 1", " 2", " 3", " 4"]] * 2
+    assert [row["gold"] for row in rows] == [s.gold[0] for s in make_task("ptt", n=2)]
