@@ -72,23 +72,26 @@ def test_size_at_the_peak_and_at_the_edge_of_the_plateau(generator):
 
 
 def test_planted_size_is_found():
-    """A judge that needs all nine planted cells: FFid⁺ peaks where the explanation ends."""
+    """FFid⁺ of a judge that counts nine planted cells is flat up to them, then falls as c/k."""
     from ritornello.methods.f_fidelity import Sampling, f_fidelity
 
     class Counts(torch.nn.Module):
         def forward(self, x):
-            present = (x.flatten(1)[:, :9] > 0).sum(1).float()
-            return torch.stack([present - 8.5, 8.5 - present], 1)
+            share = (x.flatten(1)[:, :9] > 0).float().mean(1)
+            return torch.stack([share, 1 - share], 1).clamp(min=1e-9).log()
 
     x, labels = torch.ones(30, 1, 10, 10), torch.zeros(30).long()
     scores = torch.zeros(30, 10, 10)
     scores.view(30, 100)[:, :9] = 1
     sizes = [i / 100 for i in range(3, 40, 3)]
-    found = f_fidelity(
-        Counts().eval(), x, labels, scores, sizes, beta=0.015, sampling=Sampling(200)
-    )
+    sampling = Sampling(200, reduce="prob")
+    found = f_fidelity(Counts().eval(), x, labels, scores, sizes, beta=0.015, sampling=sampling)
+    # beta·d·min(1, c/k)/c of the probability goes.
+    expected = torch.tensor([1.5 * min(1, 9 / (100 * s)) / 9 for s in sizes])
+    torch.testing.assert_close(found.plus, expected, atol=0.01, rtol=0)
     plus = found.clean[:, None] - found.morf
-    assert abs(explanation_size(plus, sizes, smallest=0.03).size - 0.09) <= 0.03
+    size = explanation_size(plus, sizes, rule="plateau", smallest=0.03).size
+    assert abs(size - 0.09) <= 0.03 + 1e-9
 
 
 def test_bad_shapes_are_named():
