@@ -1,12 +1,13 @@
 """Tasks for people who already run inspect-ai or lm-evaluation-harness."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ritornello.common.chat.protocol import Message, Text
+from ritornello.common.chat.protocol import Completion, Message, Text
 from ritornello.common.errors import UserError
-from ritornello.common.evaluation.sample import ChoiceTarget, Sample, TextTarget
+from ritornello.common.evaluation.sample import ChoiceTarget, Query, Sample, TextTarget
 from ritornello.common.evaluation.task import Task
 
 if TYPE_CHECKING:
@@ -32,12 +33,9 @@ def to_inspect_task(task: Task) -> "inspect_ai.Task":
             ChatMessageUser,
             GenerateConfig,
         )
-        from inspect_ai.scorer import Score, mean, scorer, stderr
         from inspect_ai.solver import generate
     except ModuleNotFoundError as error:
         raise UserError("to_inspect_task needs inspect-ai: pip install inspect-ai") from error
-    from ritornello.common.chat.protocol import Completion
-
     kinds = {
         "system": ChatMessageSystem,
         "user": ChatMessageUser,
@@ -54,22 +52,6 @@ def to_inspect_task(task: Task) -> "inspect_ai.Task":
         messages = prompt.messages or (Message.user(prompt.text or ""),)
         turns = [kinds[m.role](content=_text_only(task, m)) for m in messages]
         dataset.append(InspectSample(input=turns, id=sample.id, target=_target_text(sample)))
-    readings = ("ours", "official")
-
-    @scorer(metrics={name: [mean(), stderr()] for name in readings}, name="ritornello")
-    def both_readings():
-        async def score(state: Any, target: Any) -> Score:
-            sample = samples[state.sample_id]
-            text = state.output.completion
-            answers = task.parse(sample, Completion(text))
-            values = {
-                name: task.score(sample, answers.get(name, answers["ours"])).value
-                for name in readings
-            }
-            return Score(value=values, answer=str(answers["ours"].value))
-
-        return score
-
     config = GenerateConfig()
     if params is not None:
         stop = list(params.stop) or None
@@ -80,7 +62,7 @@ def to_inspect_task(task: Task) -> "inspect_ai.Task":
         name=task.name.replace(" ", "_"),
         dataset=MemoryDataset(dataset),
         solver=generate(),
-        scorer=both_readings(),
+        scorer=_both_readings(task, samples),
         config=config,
     )
 
@@ -101,26 +83,11 @@ def to_lm_eval_yaml(task: Task, folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     name = "".join(c if c.isalnum() else "_" for c in task.name)
-    rows, scored, query = [], False, None
-    for sample in task.samples():
-        query = task.render(sample)
-        scored = bool(query.continuations)
-        prompt = query.asked
-        text = prompt.text
-        if text is None:
-            text = "\n\n".join(_text_only(task, message) for message in prompt.messages)
-        row: dict[str, Any] = {"id": sample.id, "prompt": text + prompt.prefill}
-        if scored:
-            if len(sample.gold) != 1:
-                raise UserError(f"sample {sample.id} has {len(sample.gold)} right options")
-            row |= {"choices": list(query.continuations), "gold": sample.gold[0]}
-        elif isinstance(sample.target, TextTarget):
-            row["gold"] = list(sample.target.accepted)
-        else:
-            raise UserError(f"sample {sample.id} has no accepted texts to match")
-        rows.append(row)
-    if query is None:
+    queries = [(sample, task.render(sample)) for sample in task.samples()]
+    if not queries:
         raise UserError(f"{task.name} has no samples")
+    rows = [_lm_eval_row(task, sample, query) for sample, query in queries]
+    query = queries[0][1]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     config: dict[str, Any] = {
@@ -132,7 +99,7 @@ def to_lm_eval_yaml(task: Task, folder: str | Path) -> Path:
         "target_delimiter": "",
         "metadata": {"version": 1.0},
     }
-    if scored:
+    if query.continuations:
         config |= {
             "output_type": "multiple_choice",
             "doc_to_choice": "choices",
@@ -153,6 +120,43 @@ def to_lm_eval_yaml(task: Task, folder: str | Path) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return path
+
+
+def _lm_eval_row(task: Task, sample: Sample, query: Query) -> dict[str, Any]:
+    prompt = query.asked
+    text = prompt.text
+    if text is None:
+        text = "\n\n".join(_text_only(task, message) for message in prompt.messages)
+    row: dict[str, Any] = {"id": sample.id, "prompt": text + prompt.prefill}
+    if query.continuations:
+        if len(sample.gold) != 1:
+            raise UserError(f"sample {sample.id} has {len(sample.gold)} right options")
+        return row | {"choices": list(query.continuations), "gold": sample.gold[0]}
+    if isinstance(sample.target, TextTarget):
+        return row | {"gold": list(sample.target.accepted)}
+    raise UserError(f"sample {sample.id} has no accepted texts to match")
+
+
+def _both_readings(task: Task, samples: Mapping[str, Sample]) -> Any:
+    """A scorer of inspect-ai with one value per reading."""
+    from inspect_ai.scorer import Score, mean, scorer, stderr
+
+    readings = ("ours", "official")
+
+    @scorer(metrics={name: [mean(), stderr()] for name in readings}, name="ritornello")
+    def both_readings():
+        async def score(state: Any, target: Any) -> Score:
+            sample = samples[state.sample_id]
+            answers = task.parse(sample, Completion(state.output.completion))
+            values = {
+                name: task.score(sample, answers.get(name, answers["ours"])).value
+                for name in readings
+            }
+            return Score(value=values, answer=str(answers["ours"].value))
+
+        return score
+
+    return both_readings()
 
 
 def _text_only(task: Task, message: Message) -> str:

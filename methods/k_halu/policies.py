@@ -31,11 +31,6 @@ def policy_client(
     return scripted(task, policy, write=write, name=name)
 
 
-def everything(sample: Sample) -> Sequence[int]:
-    """Picks all options."""
-    return range(len(sample.choices))
-
-
 def by_support(support: Support) -> Policy:
     """Takes as many options as are right: the best supported ones, or where hallucinated
     statements are asked for the least supported ones. The later of equals is taken."""
