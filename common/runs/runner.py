@@ -57,6 +57,8 @@ def run(
     Raises:
         UserError: bad values, an unwritable or locked directory, or what `prepare` found.
     """
+    import torch
+
     plan = build(config)
     cells = plan.cells(**(only or {}))
     store = RunDirectory(directory)
@@ -70,6 +72,7 @@ def run(
         _report_resumed(store, cells, stamp["source"], say)
         pending = [c for c in cells if not store.is_finished(c)]
         if pending:
+            torch.set_num_threads(threads)
             for name in {c.part: None for c in pending}:
                 plan.parts[name].measure.prepare()
 
