@@ -89,7 +89,9 @@ def rank_agreement(
         micro={name: _mean_of_defined(values) for name, values in by_size.items()},
         by_size=by_size,
         undefined={name: int(np.isnan(values).sum()) for name, values in by_size.items()},
-        kendall={name: float(stats.kendalltau(x, y)[0]) for name, (x, y) in means.items()},
+        kendall={
+            name: float(np.asarray(stats.kendalltau(x, y))[0]) for name, (x, y) in means.items()
+        },
     )
 
 
