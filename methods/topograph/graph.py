@@ -131,7 +131,8 @@ def build_graph(
 
 
 def _pairs(heads: Tensor, tails: Tensor, where: Bool[Tensor, "..."]) -> Int[Tensor, "2 pairs"]:
-    return torch.stack([heads[where], tails[where]])
+    places = where.nonzero(as_tuple=True)
+    return torch.stack([heads[places], tails[places]])
 
 
 def _distinct(edges: Tensor) -> Tensor:
