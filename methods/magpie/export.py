@@ -1,6 +1,7 @@
 """Rows in the formats of others: ShareGPT, trl's SFT and trl's DPO."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ritornello.methods.magpie.generator import conversation
 
@@ -48,7 +49,7 @@ def to_trl_sft(rows: Sequence[Row]) -> list[dict]:
     return exported
 
 
-def to_trl_dpo(rows: Sequence[Row]) -> list[dict]:
+def to_trl_dpo(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
     """trl's conversational preference format with the shared prompt apart."""
     return [
         {

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ritornello.methods.magpie.tags import DIFFICULTIES, QUALITIES
 
-Row = Mapping[str, object]
+Row = Mapping[str, Any]
 Rule = Callable[[Row], bool]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ritornello.common.training.language_model_sft import (
     SFTSettings,
@@ -46,4 +46,4 @@ def finetune_on_rows(
     ]
     trainer = sft_trainer(model, tokenizer, pairs, settings, output_dir=output_dir)
     train_completions(trainer, resume=True)
-    return trainer.model
+    return cast("PreTrainedModel", trainer.model)

@@ -2,9 +2,10 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ritornello.common.chat import ChatClient, Completion, GenerationParams, Prompt, replicates
+from ritornello.common.chat import ChatClient, Completion, GenerationParams, Prompt
 from ritornello.methods.magpie.templates import ChatTemplateParts
 
 # Only the instruction side of a multi-turn conversation sees this.
@@ -110,7 +111,8 @@ class MagpieGenerator:
         """Draws queries number `first` to `first + n - 1` (step 1)."""
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
-        return self._ask_queries([Prompt(text=self.parts.pre_query)] * n, first)
+        prompts = [Prompt(text=self.parts.pre_query)] * n
+        return self._ask_queries(prompts, range(first, first + n))
 
     def responses(
         self, instructions: Sequence[str | Instruction], *, greedy: bool = True
@@ -137,20 +139,23 @@ class MagpieGenerator:
 
         The query of each further round is drawn after the rendered history under a system message
         about conversations of several rounds; the answer, greedy, does not see that message, nor
-        is it stored. A row whose next query comes out empty ends there.
+        is it stored. A row whose next query comes out empty ends there. Draws are numbered by the
+        row's `index`, or by its place where it has none: with an index, a row's conversation does
+        not depend on its company.
 
         Returns:
             New rows with `instruction_2`, `response_2`, ... added.
         """
         if turns < 2:
             raise ValueError(f"turns must be >= 2, got {turns}")
-        extended = [dict(row) for row in rows]
+        extended: list[dict[str, Any]] = [dict(row) for row in rows]
+        numbers = [int(row.get("index", place)) for place, row in enumerate(extended)]
         going = list(range(len(extended)))
         for turn in range(2, turns + 1):
             histories = {i: conversation(extended[i]) for i in going}
             system = {"role": "system", "content": MULTI_TURN_SYSTEM}
             prompts = [Prompt(text=self.parts.after([system, *histories[i]])) for i in going]
-            queries = self._ask_queries(prompts, 0)
+            queries = self._ask_queries(prompts, [numbers[i] for i in going])
             going, queries = _nonempty(going, queries)
             asked = [
                 Prompt(
@@ -178,9 +183,9 @@ class MagpieGenerator:
             )
         return share
 
-    def _ask_queries(self, prompts: Sequence[Prompt], first: int) -> list[Instruction]:
+    def _ask_queries(self, prompts: Sequence[Prompt], numbers: Sequence[int]) -> list[Instruction]:
         numbered = [
-            replicates(prompt, 1, first=first + index)[0] for index, prompt in enumerate(prompts)
+            replace(prompt, sample=number) for prompt, number in zip(prompts, numbers, strict=True)
         ]
         completions = self.llm.generate(numbered, self.instruction_params)
         return [self._instruction(c, p.sample) for c, p in zip(completions, numbered, strict=True)]

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
+from torch import Tensor
 
-from ritornello.common.chat import CachedClient, ChatClient, GenerationParams, Journal, replicates
+from ritornello.common.chat import CachedClient, ChatClient, Journal, replicates
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.export import to_sharegpt
 from ritornello.methods.magpie.filters import FILTERS, filter_rows, longest
@@ -25,7 +26,7 @@ from ritornello.methods.magpie.generator import Instruction, MagpieGenerator
 from ritornello.methods.magpie.preferences import Reward, build_preferences
 from ritornello.methods.magpie.sanitizer import Compat, Family, sanitize_instruction
 from ritornello.methods.magpie.statistics import data_card, summarize
-from ritornello.methods.magpie.tags import TASKS, JudgeTagger, LikelihoodTagger
+from ritornello.methods.magpie.tags import TASKS, JudgeTagger, LikelihoodTagger, Task
 from ritornello.methods.magpie.templates import ChatTemplateParts
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _HEADING = re.compile(r"#{1,6} [^?]*|\*\*[^*?]+\*\*:?")
 class Encoder(Protocol):
     """Sentences to unit vectors, (sentences, width)."""
 
-    def encode(self, sentences: list[str]) -> object: ...
+    def encode(self, sentences: list[str]) -> Tensor | np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class MagpieConfig:
     turns: int = 1
     family: Family | None = "llama-3"
     compat: Compat = "fixed"
-    tags: tuple[str, ...] = ("difficulty", "quality", "classification")
+    tags: tuple[Task, ...] = ("difficulty", "quality", "classification")
     tagger: Literal["judge", "likelihood"] = "judge"
     dedup_threshold: float = 0.05
     filter: str = "notebook"
@@ -295,12 +296,13 @@ class MagpiePipeline:
             ]
         return added
 
-    def _tagger(self, task: str) -> Callable[[Sequence[Mapping]], list[dict]]:
+    def _tagger(self, task: Task) -> Callable[[Sequence[Mapping]], list[dict]]:
         kind = JudgeTagger if self.config.tagger == "judge" else LikelihoodTagger
         tagger = kind(self._judge, task)
         return lambda chunk: tagger.tag([str(row["instruction"]) for row in chunk])
 
     def _rewards(self, chunk: Sequence[Mapping]) -> list[dict]:
+        assert self._reward is not None
         instructions = [str(row["instruction"]) for row in chunk]
         rewards = self._reward(instructions, [str(row["response"]) for row in chunk])
         if self._base_responder is None:
@@ -330,13 +332,15 @@ class MagpiePipeline:
         ]
 
     def _alternatives(self, llm: ChatClient, chunk: Sequence[Mapping]) -> list[dict]:
+        assert self._reward is not None
         config = self.config
         k = config.preference_k
         params = replace(
             self._generator(llm).response_params(), temperature=config.preference_temperature
         )
         texts = [self._answer_parts.with_query(str(row["instruction"])) for row in chunk]
-        answers = _flat_generate(llm, [replicates(text, k) for text in texts], params)
+        prompts = [prompt for text in texts for prompt in replicates(text, k)]
+        answers = [answer.text for answer in llm.generate(prompts, params)]
         asked = [str(row["instruction"]) for row in chunk for _ in range(k)]
         rewards = self._reward(asked, answers)
         return [
@@ -383,13 +387,6 @@ def _consecutive(indices: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((index, 1))
     return runs
-
-
-def _flat_generate(
-    llm: ChatClient, groups: Sequence[Sequence], params: GenerationParams
-) -> list[str]:
-    prompts = [prompt for group in groups for prompt in group]
-    return [answer.text for answer in llm.generate(prompts, params)]
 
 
 def _write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

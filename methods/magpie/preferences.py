@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ Reward = Callable[[Sequence[str], Sequence[str]], list[float]]  # instructions, 
 
 
 def build_preferences(
-    rows: Sequence[Mapping[str, object]], *, ties: Literal["drop", "keep"] = "drop"
+    rows: Sequence[Mapping[str, Any]], *, ties: Literal["drop", "keep"] = "drop"
 ) -> list[dict]:
     """Chosen = highest reward, rejected = lowest; the first index among equals.
 
@@ -110,12 +110,14 @@ class SequenceReward:
     @torch.inference_mode()
     def __call__(self, instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
         texts = [
-            self._tokenizer.apply_chat_template(
-                [
-                    {"role": "user", "content": instruction},
-                    {"role": "assistant", "content": response},
-                ],
-                tokenize=False,
+            str(
+                self._tokenizer.apply_chat_template(
+                    [
+                        {"role": "user", "content": instruction},
+                        {"role": "assistant", "content": response},
+                    ],
+                    tokenize=False,
+                )
             )
             for instruction, response in zip(instructions, responses, strict=True)
         ]

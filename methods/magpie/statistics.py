@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ritornello.methods.magpie.metrics import distinct_2, is_request, rule_tag
 
-Row = Mapping[str, object]
+Row = Mapping[str, Any]
 _TAGS = ("difficulty", "input_quality", "primary_tag")
 
 
@@ -46,7 +47,7 @@ def summarize(
     return stats
 
 
-def data_card(stats: Mapping[str, object], *, model: str, pre_query: str) -> str:
+def data_card(stats: Mapping[str, Any], *, model: str, pre_query: str) -> str:
     """The data set's page in Markdown: origin, terms, statistics."""
     numbers = [
         ("queries sampled", stats["sampled"]),

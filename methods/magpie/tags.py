@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ritornello.common.chat import ChatClient, GenerationParams, Message, Prompt
 from ritornello.common.errors import UserError
@@ -120,7 +120,7 @@ def parse_judgement(text: str, task: JudgeTask) -> dict[str, object]:
 
     The label's case does not matter, and "Other" is read as "Others".
     """
-    nothing: dict[str, object] = dict.fromkeys(task.fields)
+    nothing: dict[str, Any] = dict.fromkeys(task.fields)
     try:
         judgement = json.loads(text, strict=False)
     except json.JSONDecodeError:
@@ -130,9 +130,11 @@ def parse_judgement(text: str, task: JudgeTask) -> dict[str, object]:
     label = _as_label(judgement.get(task.field), task.labels)
     if label is None:
         return nothing
-    tagged = {name: judgement.get(name) for name in task.fields} | {task.field: label}
+    tagged: dict[str, object] = {name: judgement.get(name) for name in task.fields}
+    tagged[task.field] = label
     if "other_tags" in tagged:
-        others = tagged["other_tags"] if isinstance(tagged["other_tags"], list) else []
+        given = tagged["other_tags"]
+        others = given if isinstance(given, list) else []
         known = [_as_label(other, task.labels) for other in others]
         tagged["other_tags"] = [other for other in known if other is not None]
     return tagged

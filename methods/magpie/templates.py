@@ -65,7 +65,7 @@ class ChatTemplateParts:
             )
         messages = [] if system in (None, "default") else [_turn("system", system)]
         pre, post = _split(tokenizer, [*messages, _turn("user", _SENTINEL)], _SENTINEL)
-        if messages and system.strip() not in pre:
+        if messages and system is not None and system.strip() not in pre:
             raise ValueError("the chat template drops system messages: use system='default'")
         if system is None:
             pre = _without_default_system(tokenizer, pre)
@@ -107,12 +107,14 @@ def _turn(role: str, content: str) -> Turn:
 
 def _render(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[Turn], *, prompt: bool) -> str:
     try:
-        return tokenizer.apply_chat_template(
+        rendered = tokenizer.apply_chat_template(
             list(turns), tokenize=False, add_generation_prompt=prompt
         )
     except Exception as error:
         roles = [turn["role"] for turn in turns]
         raise ValueError(f"the chat template cannot render roles {roles}: {error}") from error
+    assert isinstance(rendered, str)
+    return rendered
 
 
 def _split(
@@ -133,7 +135,7 @@ def _without_default_system(tokenizer: "PreTrainedTokenizerBase", pre: str) -> s
     rendered = _render(tokenizer, turns, prompt=False)
     between = rendered.split(first)[1].split(second)[0]
     turn_end = rendered.split(second)[1]
-    bos = tokenizer.bos_token or ""
+    bos = str(tokenizer.bos_token or "")
     if between.endswith(pre.removeprefix(bos)):
         return pre  # all of T_pre opens every user turn: there is no system turn
     header = between.removeprefix(turn_end)

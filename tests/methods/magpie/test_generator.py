@@ -96,6 +96,13 @@ def test_multi_turn_hides_its_system_message_from_answers_and_rows(parts):
     assert answered[0].endswith("<|im_start|>assistant\n")
 
 
+def test_a_conversation_does_not_depend_on_the_rows_beside_it(parts):
+    llm = ScriptedClient(lambda prompt, params: f"{prompt.sample}" if params.temperature else "a")
+    rows = [{"index": i, "instruction": "q", "response": "r"} for i in range(4)]
+    generator = MagpieGenerator(llm, parts)
+    assert generator.multi_turn(rows[2:]) == generator.multi_turn(rows)[2:]
+
+
 def test_a_conversation_ends_where_the_next_query_is_empty(parts):
     llm = ScriptedClient(lambda prompt, params: "" if params.temperature else "reply")
     rows = [{"instruction": "q1", "response": "r1"}]
