@@ -139,7 +139,6 @@ def _grouped(matrix: Tensor, u: Tensor) -> Tensor:
     return matrix[:, None] if matrix.ndim == 3 else matrix
 
 
-@torch.compiler.assume_constant_result
 def _choose(backend: str, device: str) -> str:
     if device == "cuda":
         available = {"triton": triton_obstacle(device), "compiled": device_obstacle(device, "cpu")}
@@ -150,6 +149,10 @@ def _choose(backend: str, device: str) -> str:
     available.setdefault("triton", triton_obstacle(device))  # last on a CPU: an interpreter
     requested = None if backend == "auto" else backend
     return choose_backend("selective_scan", requested, available, device)
+
+
+# What torch.compiler.assume_constant_result sets; the decorator would import the whole compiler.
+_choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check(
