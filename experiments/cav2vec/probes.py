@@ -94,7 +94,9 @@ class ProbeSet:
         seen = 0
         for on_cpu, lengths in self.batches:
             batch = on_cpu.to(device)
-            padding, keep = batch.padding_mask, ~batch.padding_mask
+            padding = batch.padding_mask
+            assert padding is not None
+            keep = ~padding
             inputs = {
                 "corrupted": (batch.audio, batch.video),
                 "clean": (batch.clean_audio, batch.clean_video),
@@ -121,6 +123,7 @@ class ProbeSet:
         rows = []
         for on_cpu, _ in self.batches:
             batch = on_cpu.to(device)
+            assert batch.padding_mask is not None
             rows.append(model.targets(batch, ("audio",))["audio"][~batch.padding_mask].cpu())
         return torch.cat(rows)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ritornello.common.data.speech.av_speech import AVClip
 from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.data.speech.mixing import AudioMixer, Mixture
+from ritornello.methods.cav2vec.batch import SpeechBatch
 from ritornello.methods.cav2vec.corruption import Corrupted, VideoCorruptor
-from ritornello.methods.cav2vec.finetuning import SpeechBatch
 from ritornello.methods.cav2vec.frontend import VIDEO_MEAN, VIDEO_STD
 from ritornello.methods.cav2vec.pretraining import AVBatch, new_generator
 from ritornello.methods.cav2vec.tokens import PAD, Tokenizer
@@ -158,18 +158,19 @@ class UptrainingBatches:
         audio = torch.stack([f[:, s] for f, s in zip(features, stop * 2, strict=True)])
         videos = [picture.frames for _, picture in corrupted] + [c.frames for c in clips]
         video = self._pictures([v[s] for v, s in zip(videos, stop * 2, strict=True)], generators)
-        flags = [
+        audio_flags, video_flags = (
             torch.from_numpy(
                 np.stack([pair[k].flags[s] for pair, s in zip(corrupted, stop, strict=True)])
             )
             for k in (0, 1)
-        ]
+        )
         labels = None
         if self.labels is not None:
             chosen = [self.labels[index][s] for (_, index), s in zip(rows, stop, strict=True)]
             labels = torch.from_numpy(np.stack(chosen)).long()
         size = self.batch_size
-        return AVBatch(audio[:size], video[:size], audio[size:], video[size:], *flags, labels)
+        clean = audio[size:], video[size:]
+        return AVBatch(audio[:size], video[:size], *clean, audio_flags, video_flags, labels)
 
     def _pictures(
         self, videos: list[np.ndarray], generators: list[np.random.Generator]

@@ -113,7 +113,11 @@ class SpeechDecoder(nn.Module):
 
     def start(self, memory: Float[Tensor, "batch time dim"]) -> list[LayerCache]:
         """Caches of all layers before the first token."""
-        return [layer.start(memory) for layer in self.layers]
+        caches = []
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            caches.append(layer.start(memory))
+        return caches
 
     def forward(
         self,

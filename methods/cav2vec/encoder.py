@@ -83,13 +83,18 @@ class AVHubertConfig:
     @classmethod
     def base(cls, **changes: Any) -> "AVHubertConfig":
         """12 layers of width 768."""
-        sizes = {"embed_dim": 768, "ffn_dim": 3072, "num_layers": 12, "num_heads": 12}
+        sizes: dict[str, Any] = {
+            "embed_dim": 768,
+            "ffn_dim": 3072,
+            "num_layers": 12,
+            "num_heads": 12,
+        }
         return cls(**(sizes | changes))
 
     @classmethod
     def tiny(cls, **changes: Any) -> "AVHubertConfig":
         """3 layers of width 64 on 28-pixel crops: minutes on a CPU."""
-        sizes = {
+        sizes: dict[str, Any] = {
             "embed_dim": 64,
             "ffn_dim": 192,
             "num_layers": 3,
@@ -204,6 +209,7 @@ class AVHubertModel(SavedModel):
     ) -> Float[Tensor, "batch time wide"]:
         """[audio; video]; an absent modality is zeros *after* its projection."""
         present = audio_features if audio_features is not None else video_features
+        assert present is not None
         absent = torch.zeros_like(present)
         audio = absent if audio_features is None else audio_features
         video = absent if video_features is None else video_features

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ritornello.methods.cav2vec.batch import SpeechBatch
 from ritornello.methods.cav2vec.beam_search import Hypothesis, beam_search
 from ritornello.methods.cav2vec.checkpoint import SavedModel, load_named, read_fairseq
 from ritornello.methods.cav2vec.decoder import SpeechDecoder
@@ -50,20 +51,6 @@ class RecognizerConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to ``config.json``."""
         return asdict(self)
-
-
-class SpeechBatch(NamedTuple):
-    """Labelled clips: audio (B, 104, T), video (B, 1, T, H, W), padding (B, T), tokens (B, L)."""
-
-    audio: Tensor | None
-    video: Tensor | None
-    padding_mask: Tensor | None
-    tokens: Tensor | None = None
-    token_lengths: Tensor | None = None
-
-    def to(self, device: torch.device | str) -> "SpeechBatch":
-        """The batch on another device."""
-        return SpeechBatch(*(x if x is None else x.to(device) for x in self))
 
 
 class RecognizerOutput(NamedTuple):
@@ -159,6 +146,7 @@ class AVForCTC(_Recognizer):
         logits = self.proj(hidden)
         if batch.tokens is None:
             return RecognizerOutput(None, logits, lengths)
+        assert batch.token_lengths is not None  # tokens come with their lengths
         log_probs = logits.float().log_softmax(-1).transpose(0, 1)
         loss = F.ctc_loss(
             log_probs, batch.tokens, lengths, batch.token_lengths, blank=BOS, zero_infinity=True

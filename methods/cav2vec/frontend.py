@@ -24,6 +24,9 @@ class GradientScale(torch.autograd.Function):
 class BasicBlock(nn.Module):
     """ResNet-18 block with a per-channel PReLU."""
 
+    bn1: nn.Module
+    bn2: nn.Module
+
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
@@ -89,6 +92,7 @@ class LipResNet(nn.Module):
         five neighbouring frames are the channels of a picture. 2-D kernels are the faster ones.
         """
         convolution = self.frontend3D[0]
+        assert isinstance(convolution, nn.Conv3d)
         batch, _, time, height, width = video.shape
         padded = F.pad(video[:, 0], (0, 0, 0, 0, 2, 2))
         windows = padded.unfold(1, 5, 1).reshape(batch * time, height, width, 5)
@@ -139,7 +143,11 @@ def fold_batch_norm(frontend: VideoFrontend) -> None:
     if frontend.training:
         raise ValueError("frontend must be in eval mode before its statistics can be folded in")
 
-    def fold(convolution: nn.Conv2d | nn.Conv3d, norm: nn.BatchNorm2d) -> None:
+    def fold(convolution: nn.Module, norm: nn.Module) -> None:
+        assert isinstance(convolution, nn.Conv2d | nn.Conv3d)
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight,
             convolution.bias,

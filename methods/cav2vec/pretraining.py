@@ -41,7 +41,8 @@ class AVBatch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "AVBatch":
         """The batch on another device."""
-        return AVBatch(*(x if x is None else x.to(device) for x in self))
+        moved: list[Any] = [x if x is None else x.to(device) for x in self]
+        return AVBatch(*moved)
 
 
 class CAV2vecOutput(NamedTuple):
@@ -97,7 +98,9 @@ class CAV2vecForPreTraining(AVHubertModel):
         checkpoint = read_fairseq(source)
         encoder = AVHubertModel.from_fairseq(checkpoint)
         own = checkpoint.backbone.get("label_embs_concat")
-        known = {} if own is None else {"num_classes": len(own), "final_dim": own.shape[1]}
+        known: dict[str, Any] = (
+            {} if own is None else {"num_classes": len(own), "final_dim": own.shape[1]}
+        )
         model = cls(PretrainingConfig(encoder=encoder.config, **(known | changes)))
         state = model.state_dict()
         fits = {
@@ -160,6 +163,7 @@ class CAV2vecForPreTraining(AVHubertModel):
         projected = torch.cat([self.project(self.fuse(*inputs[kind])) for kind in kinds])
         padding = batch.padding_mask
         repeated = None if padding is None else padding.repeat(len(kinds), 1)
+        assert self.teacher is not None
         outputs = self.teacher(projected.to(torch.float32), repeated).ffn_outputs
         averaged = distillation_targets(
             outputs,
@@ -238,7 +242,7 @@ class CAV2vecForPreTraining(AVHubertModel):
             )
         shortest = min(frames, labelled)
         along_two = ("audio", "video", "clean_audio", "clean_video")
-        cut = {
+        cut: dict[str, Any] = {
             name: value
             if value is None
             else value.narrow(2 if name in along_two else 1, 0, shortest)
@@ -273,8 +277,13 @@ class CAV2vecForPreTraining(AVHubertModel):
         self.check_inputs(batch.clean_audio, batch.clean_video, batch.padding_mask)
         batch = self._fit_labels(batch)
         if masks is None:
+            assert generator is not None
             masks = self._draw_masks(batch, generator)
-        chosen = self.draw_mode(generator) if mode == "auto" else mode
+        if mode == "auto":
+            assert generator is not None
+            chosen = self.draw_mode(generator)
+        else:
+            chosen = mode
         hidden, penalty = self._student(batch, masks, chosen)
         losses, counts = self._regressions(batch, masks, chosen, hidden)
         total = self.config.distill_weight * sum(losses.values())
@@ -282,6 +291,7 @@ class CAV2vecForPreTraining(AVHubertModel):
         present = torch.ones_like(masks.audio) if padding is None else ~padding
         num_frames = int(present.sum())
         if "mlm" in self.config.tasks:
+            assert batch.labels is not None  # _fit_labels refuses a batch without
             entropies, seen = self._masked_language_model(batch.labels, masks, present, hidden)
             total = total + sum(entropies.values())
             losses, counts = losses | entropies, counts | seen
@@ -314,7 +324,8 @@ class CAV2vecForPreTraining(AVHubertModel):
             parameters.append(self.mask_emb)
         if "mlm" not in self.config.tasks:
             parameters += [self.label_embs_concat, *self.final_proj.parameters()]
-        return sum(p.sum() for p in parameters if p.requires_grad) * 0.0
+        zero = self.mask_emb.new_zeros(())
+        return sum((p.sum() for p in parameters if p.requires_grad), zero) * 0.0
 
 
 def new_generator(seed: int, *keys: int) -> np.random.Generator:

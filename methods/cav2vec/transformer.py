@@ -126,6 +126,7 @@ class TransformerEncoder(nn.Module):
             dim, dim, pos_conv_kernel, padding=pos_conv_kernel // 2, groups=pos_conv_groups
         )
         nn.init.normal_(convolution.weight, std=(4 / (pos_conv_kernel * dim)) ** 0.5)
+        assert convolution.bias is not None
         nn.init.zeros_(convolution.bias)
         self.pos_conv = nn.Sequential(weight_norm(convolution, dim=2), nn.GELU())
         self.layers = nn.ModuleList(
