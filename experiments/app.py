@@ -151,6 +151,27 @@ def build_plan(config: dict[str, Any]) -> Plan:
     return Plan(config["paper"], config["profile"], parts)
 
 
+CHECKPOINT_LOADERS = {
+    "ritornello.common.models.load_causal_lm",
+    "ritornello.common.models.load_tokenizer",
+}
+
+
+def fetch_checkpoints(node: Any) -> None:
+    """Fetches every hub checkpoint that a configuration names, once, before any cell.
+
+    Raises:
+        UserError: one is neither in the cache nor reachable.
+    """
+    from ritornello.common.models.hub import hub_snapshot
+
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, dict | list):
+            fetch_checkpoints(child)
+    if isinstance(node, dict) and node.get("_target_") in CHECKPOINT_LOADERS:
+        hub_snapshot(node["name_or_path"], revision=node.get("revision"))
+
+
 def run_directory(config: dict[str, Any]) -> RunDirectory:
     """`outputs/<paper>/<profile>/<hash of what is measured>`."""
     measured = {k: v for k, v in config.items() if k not in RUNTIME_KEYS}
@@ -190,6 +211,7 @@ def execute(config: dict[str, Any]) -> int:
     paper, profile = config["paper"], config["profile"]
     card = load_card(resources.files("ritornello.experiments").joinpath(paper, "card.yaml"))
     build_plan(config).cells(**config["only"])  # what is wrong is told before a folder is made
+    fetch_checkpoints(config["parts"])
     store = run_directory(config)
     store.create()
     write_atomically(store.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))

@@ -67,8 +67,14 @@ def project(tmp_path) -> Path:
 def run(python: Path, code: str, project: Path) -> subprocess.CompletedProcess:
     script = project / "example.py"
     script.write_text(code)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     return subprocess.run(
-        [python, str(script)], cwd=project, capture_output=True, text=True, timeout=300
+        [python, str(script)],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
