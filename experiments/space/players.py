@@ -143,10 +143,16 @@ class ScriptedPlayer:
 def local_client(
     model: Callable[[], Any], tokenizer: Callable[[], Any], *, max_batch_rows: int = 32
 ) -> TransformersClient:
-    """A local text model."""
-    return TransformersClient(
-        model(), tokenizer(), max_batch_rows=max_batch_rows, pack_weights=False
-    )
+    """A local text model; arms and parts of one process that load the same one share it."""
+    key = repr((model, tokenizer, max_batch_rows))
+    if key not in _LOADED:
+        _LOADED[key] = TransformersClient(
+            model(), tokenizer(), max_batch_rows=max_batch_rows, pack_weights=False
+        )
+    return _LOADED[key]
+
+
+_LOADED: dict[str, TransformersClient] = {}
 
 
 def question_task(family: str, presentation: str, stimuli: int, **settings: Any) -> Permuted:
