@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -152,10 +154,15 @@ class _Pool:
                     if process.exitcode and self._note_death(process):
                         alive.append(self._start())
         finally:
+            # A second Ctrl-C must not leave a worker behind, for which the interpreter would wait.
+            main = threading.current_thread() is threading.main_thread()
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
             for process in alive:
                 process.kill()
             for process in alive:
                 process.join()
+            if main:
+                signal.signal(signal.SIGINT, before)
         bar.update()
 
     def _start(self) -> Any:
