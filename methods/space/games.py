@@ -224,7 +224,7 @@ class SpaceGameTask:
         if self.game == "cswm":
             n = int(sample.labels["boxes"])
             order = [int(box) for box in rng.permutation(n)]
-            return WorkingMemoryEnv(place_boxes(rng, n), order, **limit)
+            return WorkingMemoryEnv(place_boxes(rng, n), order, **limit)  # type: ignore
         return DiscreteMapEnv(make_world(rng, self.difficulty), **limit)
 
     def _shown(self, env: Env) -> Message:

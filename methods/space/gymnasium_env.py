@@ -44,7 +44,7 @@ def to_gymnasium(env: Env, *, px: int = 16) -> "gymnasium.Env":
         def __init__(self) -> None:
             boxes = isinstance(env, WorkingMemoryEnv)
             shape = picture(env.observe()).shape
-            self.action_space = spaces.Discrete(len(env.boxes if boxes else env.actions))
+            self.action_space = spaces.Discrete(len(env.boxes if boxes else env.actions))  # type: ignore
             self.observation_space = spaces.Box(0, 255, shape, np.uint8)
 
         def reset(

@@ -52,7 +52,7 @@ def _drawn_orientation(
     while len(pairs) < 4:
         pair = tuple(int(ray) for ray in rng.choice(_RAYS - 1, 2, replace=False))
         if set(pair) not in map(set, pairs):
-            pairs.append(pair)
+            pairs.append(pair)  # type: ignore
     half = {"easy": 0.2, "medium": 0.14, "hard": 0.09}[difficulty]
     canvas = Canvas(size)
     for ray, centre in zip((first, second), ((0.28, 0.5), (0.72, 0.5)), strict=True):

@@ -119,7 +119,7 @@ class WorkingMemoryEnv:
         self.collected += self.found is not None
         self._draw_labels()
         info = {"box": box, "steps": self.steps, "collected": self.collected}
-        return self.observe(), self.done, info
+        return self.observe(), self.done, info  # type: ignore
 
     def observe(self) -> BoxObservation:
         return BoxObservation(self.boxes, self.labels, self.found, self.collected, self.shape)

@@ -90,7 +90,7 @@ class TopographLoss(nn.Module):
         # A compiled caller breaks its graph here: labelling has no graph of tensors. (As a
         # decorator, `disable` would import the compiler with this module.)
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._loss)(logits, target, generator)
+            return torch.compiler.disable(self._loss)(logits, target, generator)  # type: ignore
         return self._loss(logits, target, generator)
 
     def _loss(
