@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -374,6 +375,9 @@ def _guarded(function: Any, *arguments: Any) -> int:
         print(f"ritornello: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # leaving already: a second one changes nothing
         print(
             "\nritornello: interrupted; finished cells are kept, the same command continues",
             file=sys.stderr,

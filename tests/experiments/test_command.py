@@ -70,7 +70,6 @@ def test_the_paper_profile_says_at_once_that_there_is_no_network(tmp_path):
     assert time.monotonic() - begun < 120
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path):
     process = start(f"experiment={PAPER}/smoke", "workers=2", cwd=tmp_path)
     deadline = time.monotonic() + 300
@@ -93,7 +92,6 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path):
     assert all(file.stat().st_mtime_ns == stamp for file, stamp in stamps.items())
 
 
-@pytest.mark.slow
 def test_two_commands_share_the_cells_when_both_say_so(tmp_path):
     arguments = (f"experiment={PAPER}/smoke", "cooperative=true")
     processes = [start(*arguments, f"worker={i}", cwd=tmp_path) for i in range(2)]
