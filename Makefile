@@ -64,6 +64,10 @@ report: $(READY) ## gather all runs into $(OUTPUTS)/report/index.html
 bench: $(READY) ## speed against the best peer, side by side (BENCH="rrs umup" for some)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m ritornello.experiments.benchmarks --outputs $(OUTPUTS) $(BENCH)
 
+.PHONY: record-bench
+record-bench: $(READY) ## keep the last timings with the code, and in docs/benchmarks.md
+	@$(BIN)/python -m ritornello.experiments.benchmarks --outputs $(OUTPUTS) --record
+
 .PHONY: test
 test: $(READY) ## the tests (TESTS="tests/methods/rrs -k hadamard" for some)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(TESTS)

@@ -4,9 +4,11 @@ import argparse
 import importlib
 import json
 import sys
+import traceback
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -35,65 +37,108 @@ def format_time(seconds: float) -> str:
 
 
 def main() -> int:
+    """Exit status: 0, 1 when a suite broke or its two sides disagree, 2 for an unknown name."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("names", nargs="*", help="some suites; all without")
     parser.add_argument("--outputs", default="outputs", type=Path)
+    parser.add_argument("--record", action="store_true", help="keep bench.json with the code")
     options = parser.parse_args()
+    kept = options.outputs / "bench.json"
+    if options.record:
+        return _record(kept)
     if unknown := set(options.names) - set(suites()):
         print(f"unknown benchmark {sorted(unknown)}; known: {', '.join(suites())}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     console = Console()
-    measured: dict[str, list[Timing]] = {}
+    broken = False
     for suite in options.names or suites():
-        module = importlib.import_module(f"ritornello.experiments.benchmarks.{suite}")
         try:
-            for benchmark in module.benchmarks():
-                timing = time_pair(benchmark)
-                measured.setdefault(suite, []).append(timing)
-                console.print(f"{suite}: {timing.name}: {timing.ratio:.2f}×", highlight=False)
+            timings = list(_measure(suite, console))
         except UserError as error:
             console.print(f"{suite}: left out: {error}", style="yellow", markup=False)
-    machine = environment()
-    content = {
-        "environment": machine,
-        "code": revision(),
-        "threads": 1,
-        "suites": {s: [asdict(t) for t in timings] for s, timings in measured.items()},
-    }
-    write_atomically(options.outputs / "bench.json", json.dumps(content, indent=1))
-    console.print(_table(measured, machine["processor"]))
-    return 0
+            continue
+        except Exception:
+            broken = True
+            console.print(f"{suite}: {traceback.format_exc()}", style="red", markup=False)
+            continue
+        content = load(kept)
+        content[suite] = {
+            "environment": environment(),
+            "code": revision(),
+            "timings": [asdict(t) for t in timings],
+        }
+        write_atomically(kept, json.dumps(content, indent=1, sort_keys=True))
+    console.print(_table(load(kept)))
+    return int(broken)
 
 
-def _table(measured: dict[str, list[Timing]], processor: str) -> Table:
-    table = Table(title=f"peer time / our time, one thread, {processor}", title_justify="left")
-    for name in (
-        "suite",
-        "what",
-        "peer",
-        "ours",
-        "theirs",
-        "ratio [quartiles]",
-        "target",
-        "repeats",
-    ):
+def _measure(suite: str, console: Console):
+    module = importlib.import_module(f"ritornello.experiments.benchmarks.{suite}")
+    for benchmark in module.benchmarks():
+        timing = time_pair(benchmark)
+        console.print(f"{suite}: {timing.name}: {timing.ratio:.2f}×", highlight=False)
+        yield timing
+
+
+def load(file: Path) -> dict[str, Any]:
+    """What was timed, by suite; empty where nothing was."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _cells(t: Timing) -> list[str]:
+    return [
+        t.name,
+        t.peer_name,
+        format_time(t.ours),
+        format_time(t.peer),
+        f"{t.ratio:.2f}× [{t.ratio_low:.2f}, {t.ratio_high:.2f}]",
+        "–" if t.target is None else f"≥ {t.target:g}×",
+        str(t.repeats),
+    ]
+
+
+_COLUMNS = ("what", "peer", "ours", "theirs", "ratio [quartiles]", "target", "repeats")
+
+
+def _missed(t: Timing) -> bool:
+    return t.target is not None and t.ratio < t.target
+
+
+def _table(content: dict[str, Any]) -> Table:
+    table = Table(title="peer time / our time, one thread", title_justify="left")
+    for name in ("suite", *_COLUMNS):
         table.add_column(name, overflow="fold")
-    for suite, timings in measured.items():
-        for t in timings:
-            met = t.target is None or t.ratio >= t.target
-            table.add_row(
-                suite,
-                t.name,
-                t.peer_name,
-                format_time(t.ours),
-                format_time(t.peer),
-                f"{t.ratio:.2f}× [{t.ratio_low:.2f}, {t.ratio_high:.2f}]",
-                "–" if t.target is None else f"≥ {t.target:g}×",
-                str(t.repeats),
-                style="" if met else "yellow",
-            )
+    for suite, entry in content.items():
+        for t in (Timing(**t) for t in entry["timings"]):
+            table.add_row(suite, *_cells(t), style="yellow" if _missed(t) else "")
     return table
+
+
+def _record(kept: Path) -> int:
+    """Copies bench.json beside the suites and writes docs/benchmarks.md from it."""
+    content = load(kept)
+    if not content:
+        print(f"there is no {kept}: make bench comes first", file=sys.stderr)
+        return 2
+    folder = Path(str(resources.files("ritornello.experiments.benchmarks"))).resolve()
+    write_atomically(folder / "results.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
+    lines = [
+        "# Speed beside the best peer",
+        "",
+        "The peer's time over ours, both timed in turn in one process with one thread; the bracket "
+        "holds the quartiles. Written by `make record-bench` after `make bench`. A target that was "
+        "missed is marked.",
+    ]
+    for suite, entry in content.items():
+        lines += ["", f"## {suite}", "", f"On {entry['environment']['processor']}.", ""]
+        lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
+        for t in (Timing(**t) for t in entry["timings"]):
+            what, *cells = (c.replace("|", "\\|") for c in _cells(t))
+            cells[-2] += " **missed**" if _missed(t) else ""
+            lines.append("| " + " | ".join((what, *cells)) + " |")
+    write_atomically(folder.parents[1] / "docs" / "benchmarks.md", "\n".join(lines) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
