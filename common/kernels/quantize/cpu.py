@@ -44,9 +44,7 @@ def smooth_quantize(
     """Sorts the channels, divides by their group's scale, rounds to -levels-1..levels a token."""
     batch, tokens, channels = x.shape
     x = x.contiguous().float()
-    order = order.to(torch.int32).contiguous()
-    factor = group_scale.float().reciprocal().repeat_interleave(group_size, dim=1)
-    factor = factor[:, :channels].contiguous()
+    order, group_scale = order.contiguous(), group_scale.float().contiguous()
     q = torch.empty(batch, tokens, channels, dtype=torch.int8)
     row_scale = torch.empty(batch, tokens)
     function = load_library(_PACKAGE, _SOURCE).smooth_quantize
@@ -54,11 +52,12 @@ def smooth_quantize(
         function(
             _pointer(x[b]),
             _pointer(order[b]),
-            _pointer(factor[b]),
+            _pointer(group_scale[b]),
             _pointer(q[b]),
             _pointer(row_scale[b]),
             ctypes.c_int64(tokens),
             ctypes.c_int64(channels),
+            ctypes.c_int64(group_size),
             ctypes.c_int(levels),
             ctypes.c_float(clip),
             ctypes.c_int(_threads(tokens * channels)),

@@ -12,7 +12,6 @@
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7fffffffu;
-constexpr int kLanes = 64;
 
 inline uint32_t bits_of(float value) {
   uint32_t bits;
@@ -28,31 +27,38 @@ inline float value_of(uint32_t bits) {
 
 // Largest magnitude of a row, as bits.
 uint32_t row_maximum(const float* x, int64_t n) {
-  uint32_t lanes[kLanes] = {0};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane)
-      lanes[lane] = std::max(lanes[lane], bits_of(x[i + lane]));
   uint32_t best = 0;
-  for (; i < n; ++i) best = std::max(best, bits_of(x[i]));
-  for (uint32_t lane : lanes) best = std::max(best, lane);
+  for (int64_t i = 0; i < n; ++i) best = std::max(best, bits_of(x[i]));
   return best;
 }
 
-void gather_and_scale(const float* __restrict x, const int32_t* __restrict order,
-                      const float* __restrict factor, float* __restrict out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = x[order[i]] * factor[i];
+// Largest magnitude of a smoothed row, as bits.
+uint32_t smoothed_maximum(const float* __restrict x, const float* __restrict factor, int64_t n) {
+  uint32_t best = 0;
+  for (int64_t i = 0; i < n; ++i) best = std::max(best, bits_of(x[i] * factor[i]));
+  return best;
 }
 
-// Levels lie within +-2^22, so the float's own rounding gives the nearest, ties to even.
-void round_row(const float* __restrict x, float step, int levels, int8_t* __restrict q, int64_t n) {
-  const float factor = 1.0f / step, magic = 12582912.0f, lowest = -levels - 1.0f, highest = levels;
+// Rounds a smoothed row into one byte of every word. Levels lie within +-2^22, so the float's own
+// rounding gives the nearest, ties to even.
+void round_row(const float* __restrict x, const float* __restrict factor, float step, int levels,
+               int byte, uint32_t* __restrict words, int64_t n) {
+  const float inverse = 1.0f / step, magic = 12582912.0f, lowest = -levels - 1.0f, highest = levels;
   for (int64_t i = 0; i < n; ++i) {
-    float level = (x[i] * factor + magic) - magic;
+    float level = (x[i] * factor[i] * inverse + magic) - magic;
     level = level < lowest ? lowest : level;
     level = level > highest ? highest : level;
-    q[i] = static_cast<int8_t>(static_cast<int32_t>(level));
+    words[i] |= (static_cast<uint32_t>(static_cast<int32_t>(level)) & 255u) << (8 * byte);
   }
+}
+
+void sort_words(const uint32_t* __restrict words, const int64_t* __restrict order,
+                uint32_t* __restrict sorted, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sorted[i] = words[order[i]];
+}
+
+void take_byte(const uint32_t* __restrict words, int byte, int8_t* __restrict q, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) q[i] = static_cast<int8_t>(words[i] >> (8 * byte));
 }
 
 template <class Work>
@@ -93,19 +99,30 @@ void channel_absmax(const float* x, const uint8_t* keep, float* partial, int64_t
   });
 }
 
-// factor[c] is the inverse smoothing scale of the sorted channel c, order[c] its place in x.
+// order[c] is the place in x of the sorted channel c, a permutation. Up to four tokens are rounded
+// into the bytes of one word a channel, so that sorting moves words: a quarter of the random reads.
 // Multiplying by inverses is several times faster than dividing; a tie may fall to the other side.
-void smooth_quantize(const float* x, const int32_t* order, const float* factor, int8_t* q,
-                     float* row_scale, int64_t tokens, int64_t channels, int levels, float clip,
-                     int threads) {
-  in_parallel(tokens, threads, [&](int64_t first, int64_t last) {
-    std::vector<float> smoothed(channels);
-    for (int64_t t = first; t < last; ++t) {
-      gather_and_scale(x + t * channels, order, factor, smoothed.data(), channels);
-      float step = value_of(row_maximum(smoothed.data(), channels)) * clip / levels;
-      if (step == 0.0f) step = 1.0f;
-      row_scale[t] = step;
-      round_row(smoothed.data(), step, levels, q + t * channels, channels);
+void smooth_quantize(const float* x, const int64_t* order, const float* group_scale, int8_t* q,
+                     float* row_scale, int64_t tokens, int64_t channels, int64_t group_size,
+                     int levels, float clip, int threads) {
+  constexpr int64_t kRows = 4;
+  std::vector<float> factor(channels);
+  for (int64_t c = 0; c < channels; ++c) factor[order[c]] = 1.0f / group_scale[c / group_size];
+  in_parallel((tokens + kRows - 1) / kRows, threads, [&](int64_t first, int64_t last) {
+    std::vector<uint32_t> words(channels), sorted(channels);
+    for (int64_t t = first * kRows; t < std::min(last * kRows, tokens); t += kRows) {
+      const int rows = static_cast<int>(std::min(kRows, tokens - t));
+      std::fill(words.begin(), words.end(), 0u);
+      for (int r = 0; r < rows; ++r) {
+        const float* row = x + (t + r) * channels;
+        float step = value_of(smoothed_maximum(row, factor.data(), channels)) * clip / levels;
+        if (step == 0.0f) step = 1.0f;
+        row_scale[t + r] = step;
+        round_row(row, factor.data(), step, levels, r, words.data(), channels);
+      }
+      sort_words(words.data(), order, sorted.data(), channels);
+      for (int r = 0; r < rows; ++r)
+        take_byte(sorted.data(), r, q + (t + r) * channels, channels);
     }
   });
 }
