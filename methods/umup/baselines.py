@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.umup.modules import Projection
@@ -13,13 +14,22 @@ from ritornello.methods.umup.parametrization import Parametrization
 from ritornello.methods.umup.scale import check_positive
 
 
-class PlainLinear(Projection):
-    """multiplier * x W^T with W from N(0, std^2); gradients are the ordinary ones."""
+class PlainWeight(nn.Module):
+    """A weight from N(0, std^2), a multiplier of what it gives, a factor of its learning rate.
+
+    Args:
+        rows: outputs of a projection, vocabulary of an embedding.
+        columns: inputs of a projection, width of an embedding.
+        std: standard deviation at initialisation.
+        multiplier: of the output.
+        lr_scale: learning rate over the global one.
+        generator: source of the initial weight.
+    """
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        rows: int,
+        columns: int,
         *,
         std: float,
         multiplier: float = 1.0,
@@ -28,37 +38,28 @@ class PlainLinear(Projection):
     ) -> None:
         super().__init__()
         self.multiplier, self.lr_scale = multiplier, lr_scale
-        weight = torch.randn(out_features, in_features, generator=generator) * std
-        self.weight = nn.Parameter(weight)
+        self.weight = nn.Parameter(torch.randn(rows, columns, generator=generator) * std)
+
+    def scaled(self, out: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """multiplier * out."""
+        return out if self.multiplier == 1 else out * self.multiplier
+
+
+class PlainLinear(PlainWeight, Projection):
+    """multiplier * x W^T; gradients are the ordinary ones."""
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        out = F.linear(x, weight)
-        return out if self.multiplier == 1 else out * self.multiplier
+        return self.scaled(F.linear(x, weight))
 
     def multipliers(self, rows: int) -> tuple[float, float, float]:
         return self.multiplier, self.multiplier, self.multiplier
 
 
-class PlainEmbedding(nn.Module):
-    """multiplier * table[ids] with the table from N(0, std^2)."""
+class PlainEmbedding(PlainWeight):
+    """multiplier * table[ids]."""
 
-    def __init__(
-        self,
-        vocabulary: int,
-        dim: int,
-        *,
-        std: float,
-        multiplier: float = 1.0,
-        lr_scale: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.multiplier, self.lr_scale = multiplier, lr_scale
-        self.weight = nn.Parameter(torch.randn(vocabulary, dim, generator=generator) * std)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        out = F.embedding(ids, self.weight)
-        return out if self.multiplier == 1 else out * self.multiplier
+    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
+        return self.scaled(F.embedding(ids, self.weight))
 
 
 class _Plain(Parametrization):
@@ -105,10 +106,10 @@ class SP(_Plain):
     def linear(
         self, in_features, out_features, config, *, mirrored=False, generator=None
     ) -> PlainLinear:
-        return PlainLinear(in_features, out_features, std=in_features**-0.5, generator=generator)
+        return PlainLinear(out_features, in_features, std=in_features**-0.5, generator=generator)
 
     def readout(self, in_features, out_features, *, generator=None) -> PlainLinear:
-        return PlainLinear(in_features, out_features, std=in_features**-0.5, generator=generator)
+        return PlainLinear(out_features, in_features, std=in_features**-0.5, generator=generator)
 
     def embedding(self, vocabulary, dim, *, generator=None) -> PlainEmbedding:
         return PlainEmbedding(vocabulary, dim, std=self.embedding_std, generator=generator)
@@ -156,8 +157,8 @@ class MuP(_Plain):
         self, in_features, out_features, config, *, mirrored=False, generator=None
     ) -> PlainLinear:
         return PlainLinear(
-            in_features,
             out_features,
+            in_features,
             std=self.init_std * in_features**-0.5,
             lr_scale=self.base_width / config.width * self._depth_scale(config.layers),
             generator=generator,
@@ -165,8 +166,8 @@ class MuP(_Plain):
 
     def readout(self, in_features, out_features, *, generator=None) -> PlainLinear:
         return PlainLinear(
-            in_features,
             out_features,
+            in_features,
             std=self.base_width**-0.5,
             multiplier=self.output_multiplier * self.base_width / in_features,
             generator=generator,

@@ -47,6 +47,7 @@ def _sizes(config: LlamaConfig) -> DecoderConfig:
         kv_heads=config.num_key_value_heads,
         rope_theta=rope.get("rope_theta", 10_000.0),
         norm_eps=config.rms_norm_eps,
+        attention_tokens=config.max_position_embeddings,
     )
 
 
@@ -71,9 +72,7 @@ class UmupLlamaForCausalLM(HFModel, GenerationMixin):
 
     def __init__(self, config: LlamaConfig, parametrization: UMuP | None = None) -> None:
         super().__init__(config)
-        self.decoder = DecoderLM(
-            _sizes(config), parametrization, scale_tokens=config.max_position_embeddings
-        )
+        self.decoder = DecoderLM(_sizes(config), parametrization)
         self.post_init()
 
     @property
@@ -123,7 +122,7 @@ class UmupLlamaForCausalLM(HFModel, GenerationMixin):
         mask = _attention_mask(positions, attention_mask)
         for index, layer in enumerate(decoder.layers):
             store = None if cache is None else partial(cache.update, layer_idx=index)
-            x = layer(x, rotary, mask, store)
+            x = layer(x, index, rotary, mask, store)
         x = scheme.norm(x, decoder.config.norm_eps)
         logits = decoder.readout(x[:, -logits_to_keep:] if logits_to_keep else x)
         loss = None

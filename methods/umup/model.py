@@ -4,6 +4,7 @@ Shape legend: B batch, T tokens, C width, V vocabulary.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,13 +21,12 @@ from ritornello.methods.umup.parametrization import DecoderConfig, Parametrizati
 Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Attention(nn.Module):
-    """Causal self-attention of the given parametrisation.
+class DecoderPart(nn.Module):
+    """What the pieces of the decoder share: sizes, a parametrisation, seeded initial weights.
 
     Args:
         config: sizes.
         parametrization: u-muP by default.
-        scale_tokens: length that fixes u-muP's output multiplier; each call's own by default.
         generator: source of the initial weights.
     """
 
@@ -35,14 +35,24 @@ class Attention(nn.Module):
         config: DecoderConfig,
         parametrization: Parametrization | None = None,
         *,
-        scale_tokens: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.scale_tokens = config, scale_tokens
-        self.parametrization = parametrization or UMuP()
+        self.config = config
+        self.parametrization = UMuP() if parametrization is None else parametrization
+        self.build(generator)
+
+    def build(self, generator: torch.Generator | None) -> None:
+        """Makes the weights; part of the construction."""
+        raise TypeError(f"{type(self).__name__} must define build")
+
+
+class Attention(DecoderPart):
+    """Causal self-attention of the given parametrisation."""
+
+    def build(self, generator: torch.Generator | None) -> None:
+        config, linear = self.config, self.parametrization.linear
         kv_width = config.num_kv_heads * config.head_dim
-        linear = self.parametrization.linear
         self.query = linear(config.width, config.width, config, generator=generator)
         self.key = linear(config.width, kv_width, config, generator=generator)
         self.value = linear(config.width, kv_width, config, generator=generator)
@@ -80,25 +90,18 @@ class Attention(nn.Module):
             attn_mask=mask,
             is_causal=mask is None,
             scale_as_causal=True,
-            scale_tokens=self.scale_tokens,
+            scale_tokens=config.attention_tokens,
             enable_gqa=config.num_kv_heads != config.heads,
         )
         return self.output(merge_heads(attended))
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(DecoderPart):
     """down(up(x) * silu(gate(x))) of the given parametrisation."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        parametrization: Parametrization | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.parametrization = parametrization or UMuP()
-        linear, options = self.parametrization.linear, {"mirrored": True, "generator": generator}
+    def build(self, generator: torch.Generator | None) -> None:
+        config, linear = self.config, self.parametrization.linear
+        options = {"mirrored": True, "generator": generator}
         self.up = linear(config.width, config.ffn_width, config, **options)
         self.gate = linear(config.width, config.ffn_width, config, **options)
         self.down = linear(config.ffn_width, config.width, config, **options)
@@ -107,38 +110,31 @@ class SwiGLU(nn.Module):
         return self.down(self.parametrization.gated(self.up(x), self.gate(x)))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(DecoderPart):
     """Normed attention and normed feed-forward network, each in a residual branch."""
 
-    def __init__(
-        self,
-        index: int,
-        config: DecoderConfig,
-        parametrization: Parametrization | None = None,
-        *,
-        scale_tokens: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.index, self.config = index, config
-        self.parametrization = parametrization or UMuP()
-        self.attention = Attention(
-            config, self.parametrization, scale_tokens=scale_tokens, generator=generator
-        )
-        self.feed_forward = SwiGLU(config, self.parametrization, generator=generator)
+    def build(self, generator: torch.Generator | None) -> None:
+        self.attention = Attention(self.config, self.parametrization, generator=generator)
+        self.feed_forward = SwiGLU(self.config, self.parametrization, generator=generator)
 
     def forward(
         self,
         x: Float[Tensor, "batch tokens width"],
-        rotary: tuple[Tensor, Tensor] | None = None,
-        mask: Bool[Tensor, "batch 1 tokens keys"] | None = None,
-        cache: Cache | None = None,
+        index: int,
+        *attention_inputs: Any,
     ) -> Float[Tensor, "batch tokens width"]:
+        """Layer number `index` (from 0), which sets the weights of its residual branches.
+
+        Args:
+            x: input.
+            index: number of this layer in the decoder.
+            *attention_inputs: rotary, mask and cache of `Attention.forward`.
+        """
         scheme, eps = self.parametrization, self.config.norm_eps
-        first, branches = 2 * self.index, 2 * self.config.layers
+        first, branches = 2 * index, 2 * self.config.layers
 
         def attend(branch: Tensor) -> Tensor:
-            return self.attention(scheme.norm(branch, eps), rotary, mask, cache)
+            return self.attention(scheme.norm(branch, eps), *attention_inputs)
 
         def feed(branch: Tensor) -> Tensor:
             return self.feed_forward(scheme.norm(branch, eps))
@@ -147,31 +143,14 @@ class DecoderLayer(nn.Module):
         return scheme.residual(feed, x, first + 1, branches)
 
 
-class DecoderLM(nn.Module):
-    """Decoder language model, the same definition under SP, muP and u-muP.
+class DecoderLM(DecoderPart):
+    """Decoder language model, the same definition under SP, muP and u-muP."""
 
-    Args:
-        config: sizes.
-        parametrization: u-muP by default.
-        scale_tokens: length that fixes u-muP's attention multiplier; each call's own by default.
-        generator: source of the initial weights.
-    """
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        parametrization: Parametrization | None = None,
-        *,
-        scale_tokens: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.parametrization = scheme = parametrization or UMuP()
+    def build(self, generator: torch.Generator | None) -> None:
+        config, scheme = self.config, self.parametrization
         self.embedding = scheme.embedding(config.vocab_size, config.width, generator=generator)
         self.layers = scheme.layers(
-            DecoderLayer(i, config, scheme, scale_tokens=scale_tokens, generator=generator)
-            for i in range(config.layers)
+            DecoderLayer(config, scheme, generator=generator) for _ in range(config.layers)
         )
         self.readout = scheme.readout(config.width, config.vocab_size, generator=generator)
 
@@ -183,8 +162,8 @@ class DecoderLM(nn.Module):
             rotary = positions_to_rotary(
                 torch.arange(ids.shape[-1], device=ids.device), self.config, x
             )
-        for layer in self.layers:
-            x = layer(x, rotary)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, rotary)
         return self.readout(self.parametrization.norm(x, self.config.norm_eps))
 
     def loss(
@@ -192,6 +171,9 @@ class DecoderLM(nn.Module):
     ) -> Float[Tensor, ""]:
         """Mean cross entropy; targets of -100 are left out."""
         return self.parametrization.loss(self(ids), targets)
+
+
+UmupTransformer = DecoderLM  # u-muP is what it is without another parametrisation
 
 
 def positions_to_rotary(

@@ -118,39 +118,34 @@ def param_groups(
     return groups
 
 
+def _build(kind: Optimizer, optimizer: type, arguments: tuple, options: dict[str, Any]) -> Any:
+    """The torch optimiser on `param_groups`, which takes its own among the options."""
+    ours = ("readout_constraint", "independent_weight_decay", "allow_unscaled")
+    grouping = {key: options.pop(key) for key in ours if key in options}
+    params, lr, weight_decay = arguments
+    groups = param_groups(params, lr, weight_decay, optimizer=kind, **grouping)
+    return optimizer(groups, lr=lr, **options)
+
+
 def AdamW(
     params: Parameters, lr: float | Tensor, *, weight_decay: float = 0.0, **options: Any
 ) -> torch.optim.AdamW:
     """`torch.optim.AdamW` on `param_groups`, whose options it takes beside torch's own."""
-    grouping, rest = _divide(options)
-    groups = param_groups(params, lr, weight_decay, optimizer="adamw", **grouping)
-    return torch.optim.AdamW(groups, lr=lr, **rest)
+    return _build("adamw", torch.optim.AdamW, (params, lr, weight_decay), options)
 
 
 def Adam(
     params: Parameters, lr: float | Tensor, *, weight_decay: float = 0.0, **options: Any
 ) -> torch.optim.Adam:
     """`torch.optim.Adam` on `param_groups`, whose options it takes beside torch's own."""
-    grouping, rest = _divide(options)
-    groups = param_groups(params, lr, weight_decay, optimizer="adam", **grouping)
-    return torch.optim.Adam(groups, lr=lr, **rest)
+    return _build("adam", torch.optim.Adam, (params, lr, weight_decay), options)
 
 
 def SGD(
     params: Parameters, lr: float | Tensor, *, weight_decay: float = 0.0, **options: Any
 ) -> torch.optim.SGD:
     """`torch.optim.SGD` on `param_groups`, whose options it takes beside torch's own."""
-    grouping, rest = _divide(options)
-    groups = param_groups(params, lr, weight_decay, optimizer="sgd", **grouping)
-    return torch.optim.SGD(groups, lr=lr, **rest)
-
-
-def _divide(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    ours = ("readout_constraint", "independent_weight_decay", "allow_unscaled")
-    return (
-        {key: value for key, value in options.items() if key in ours},
-        {key: value for key, value in options.items() if key not in ours},
-    )
+    return _build("sgd", torch.optim.SGD, (params, lr, weight_decay), options)
 
 
 def describe_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def Parameter(
     data: Tensor,
     mup_type: MupType,
-    *,
     mup_scaling_depth: int | None = None,
+    *,
     requires_grad: bool = True,
 ) -> "TaggedParameter":
     """An `nn.Parameter` with `mup_type` and `mup_scaling_depth`.

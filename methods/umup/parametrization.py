@@ -27,6 +27,11 @@ class DecoderConfig:
         kv_heads: key/value heads; `heads` by default.
         rope_theta: base of the rotary positions, None for no positions.
         norm_eps: inside the root of the RMS norms.
+        attention_tokens: length that fixes u-muP's attention multiplier; each call's own by
+            default.
+
+    Raises:
+        ValueError: for a size below 1, or heads that do not divide the width.
     """
 
     vocab_size: int
@@ -37,6 +42,7 @@ class DecoderConfig:
     kv_heads: int | None = None
     rope_theta: float | None = 10_000.0
     norm_eps: float = 1e-5
+    attention_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads"):
@@ -51,14 +57,17 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
+        """Width of a head."""
         return self.width // self.heads
 
     @property
     def num_kv_heads(self) -> int:
+        """Key/value heads; `heads` when `kv_heads` is None."""
         return self.kv_heads or self.heads
 
     @property
     def ffn_width(self) -> int:
+        """Hidden width of the feed-forward network; 4 * width when `hidden` is None."""
         return self.hidden or 4 * self.width
 
 

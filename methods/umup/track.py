@@ -22,6 +22,7 @@ class Scale:
 
 def rms(tensor: Tensor) -> float:
     """Root mean square, in fp32 or better."""
+    tensor = tensor.detach()
     wide = tensor if tensor.dtype == torch.float64 else tensor.float()
     return float(wide.square().mean().sqrt())
 
@@ -81,7 +82,7 @@ class ScaleTracker:
         return record
 
     def _record(self, name: str, kind: Kind, tensor: Tensor) -> None:
-        self._seen[name, kind] = rms(tensor.detach())
+        self._seen[name, kind] = rms(tensor)
         if self.keep:
             self.tensors[name, kind] = tensor.detach()
 
@@ -89,7 +90,7 @@ class ScaleTracker:
         """What was seen last, with the parameters' present values and gradients."""
         found = [Scale(name, kind, value) for (name, kind), value in self._seen.items()]
         for name, parameter in self.model.named_parameters():
-            found.append(Scale(name, "weight", rms(parameter.detach())))
+            found.append(Scale(name, "weight", rms(parameter)))
             if parameter.grad is not None:
                 found.append(Scale(name, "weight_gradient", rms(parameter.grad)))
         return found

@@ -62,22 +62,25 @@ def silu(
 
 
 class _SiluGlu(torch.autograd.Function):
-    """y = scale * x * gate * sigmoid(mult * gate), with the scale inside the products."""
+    """y = scale * x * gate * sigmoid(mult * gate); `addcmul` folds the scale into each product."""
 
     @staticmethod
     def forward(ctx, x: Tensor, gate: Tensor, scale: float, mult: float) -> Tensor:
-        ctx.save_for_backward(x, gate)
+        activated = F.silu(gate if mult == 1 else gate * mult)
+        ctx.save_for_backward(x, gate, activated)
         ctx.scale, ctx.mult = scale, mult
-        return F.silu(gate if mult == 1 else gate * mult).mul_(x).mul_(scale / mult)
+        return torch.addcmul(x.new_zeros(1), activated, x, value=scale / mult)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, gate = ctx.saved_tensors
+        x, gate, activated = ctx.saved_tensors
         hot = gate if ctx.mult == 1 else gate * ctx.mult
-        grad = grad * ctx.scale
-        grad_x = F.silu(hot) * grad
-        grad_x = grad_x if ctx.mult == 1 else grad_x / ctx.mult
-        return grad_x, _silu_backward(grad * x, hot), None, None
+        if torch.is_grad_enabled():  # second derivatives need it as a function of the gate
+            activated = F.silu(hot)
+        zero = grad.new_zeros(1)
+        grad_x = torch.addcmul(zero, activated, grad, value=ctx.scale / ctx.mult)
+        grad_product = torch.addcmul(zero, grad, x, value=ctx.scale)
+        return grad_x, _silu_backward(grad_product, hot), None, None
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, branch_grad: Tensor, skip_grad: Tensor) -> tuple[Tensor, None, None]:
-        skipped = skip_grad * ctx.skip_weight
-        return torch.add(skipped, branch_grad, alpha=ctx.branch_weight), None, None
+        grad = (skip_grad * ctx.skip_weight).add_(branch_grad, alpha=ctx.branch_weight)
+        return grad, None, None
 
 
 class _Add(torch.autograd.Function):

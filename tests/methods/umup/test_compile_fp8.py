@@ -50,8 +50,10 @@ def test_autocast_and_checkpointing_keep_the_numbers(scheme):
     assert low.dtype == torch.float32
     torch.testing.assert_close(low, loss, rtol=0.05, atol=0.05)
     assert all(g.dtype == torch.float32 for g in gradients(low, lm))
-    plain = lm.layers[0](lm.embedding(ids))
-    again = torch.utils.checkpoint.checkpoint(lm.layers[0], lm.embedding(ids), use_reentrant=False)
+    plain = lm.layers[0](lm.embedding(ids), 0)
+    again = torch.utils.checkpoint.checkpoint(
+        lm.layers[0], lm.embedding(ids), 0, use_reentrant=False
+    )
     for a, b in zip(
         gradients(plain.sum(), lm.layers[0]), gradients(again.sum(), lm.layers[0]), strict=True
     ):
