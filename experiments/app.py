@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Part, Plan, RunDirectory
+from ritornello.common.training import choose_trainer
 
 PROFILES = ("smoke", "small", "paper")
 # What says how a run is done, not what is measured: not part of a run's identity.
@@ -75,6 +76,7 @@ class RunConfig:
     cooperative: bool = False
     worker: int = 0
     tracker: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
 
 
 def papers() -> list[str]:
@@ -132,6 +134,7 @@ def _first_line(error: BaseException) -> str:
 
 def build_plan(config: dict[str, Any]) -> Plan:
     """The plan a resolved configuration describes; every arm and part is built, so checked."""
+    choose_trainer(config.get("trainer", {}))
     parts = {}
     for name, part in config["parts"].items():
         place = f"parts.{name}"
@@ -176,6 +179,8 @@ def fetch_checkpoints(node: Any) -> None:
 def run_directory(config: dict[str, Any]) -> RunDirectory:
     """`outputs/<paper>/<profile>/<hash of what is measured>`."""
     measured = {k: v for k, v in config.items() if k not in RUNTIME_KEYS}
+    if not measured.get("trainer"):  # the papers' own
+        measured.pop("trainer", None)
     digest = hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12]
     root = Path(config["outputs"]).expanduser()
     return RunDirectory(root / config["paper"] / config["profile"] / digest)

@@ -1,6 +1,6 @@
 """Training: one loop with exact resume, schedules, seeding."""
 
-from ritornello.common.training.fit import FitResult, fit
+from ritornello.common.training.fit import FitResult, choose_trainer, fit
 from ritornello.common.training.schedule import cosine_with_warmup
 
-__all__ = ["FitResult", "cosine_with_warmup", "fit"]
+__all__ = ["FitResult", "choose_trainer", "cosine_with_warmup", "fit"]

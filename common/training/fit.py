@@ -3,13 +3,16 @@
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ritornello.common.training.processes import companions, join, started_from_outside
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
@@ -26,6 +29,19 @@ class FitResult:
 
     losses: list[float]
     resumed_from: int
+
+
+_chosen: dict[str, Any] = {}
+
+
+def choose_trainer(options: Mapping[str, Any]) -> None:
+    """Options of every `fit` of this process, over the caller's own: one switch for all papers.
+
+    Args:
+        options: arguments of `lightning.pytorch.Trainer`, or `accumulate`.
+    """
+    _chosen.clear()
+    _chosen.update(options)
 
 
 class _Batches(Dataset):
@@ -73,9 +89,12 @@ def fit(
     A module must keep counters of its own (an EMA's step, say) in buffers: those are restored;
     `global_step` counts from the resume on.
 
-    With several processes each step takes one batch per process, in the order in which one process
-    would accumulate them: 2 processes take the steps that 1 process takes with `accumulate=2`, and
-    a checkpoint moves between them.
+    With several processes each step takes `accumulate` batches per process, in the order in which
+    one process would take them: 2 processes with `accumulate=1` take the steps that 1 process takes
+    with `accumulate=2`, and a checkpoint moves between them. Under torchrun the processes are
+    there; otherwise they are started here, and end with the training. This process is the first of
+    them with `strategy="ddp"`. With `"fully_shard"` it only waits for them: what `module` and
+    `callbacks` keep beside parameters and buffers does not come back.
 
     Args:
         module: the model with its `configure_optimizers()`; schedulers step once per optimiser step
@@ -84,58 +103,113 @@ def fit(
         steps: optimiser steps in all.
         scratch: the folder that holds the checkpoint; None keeps none.
         checkpoint_every: optimiser steps between checkpoints; 0 keeps none.
-        accumulate: batches per optimiser step.
+        accumulate: batches per optimiser step and process.
         trainer: further arguments of `lightning.pytorch.Trainer` (accelerator, devices, strategy,
-            precision, ...); CPU and one process unless given. On one machine several processes need
-            a strategy that spawns them (`ddp_spawn`), or torchrun.
+            precision, ...); CPU and one process unless given.
 
     Raises:
-        ValueError: steps, accumulate or checkpoint_every out of range.
+        ValueError: steps, accumulate or checkpoint_every out of range; a strategy that starts
+            processes in a way of its own; several nodes without torchrun.
     """
+    options = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, **trainer, **_chosen}
+    accumulate = options.pop("accumulate", accumulate)
     if steps < 1 or accumulate < 1 or checkpoint_every < 0:
         raise ValueError(
             "steps and accumulate must be >= 1 and checkpoint_every >= 0, "
             f"got {steps}, {accumulate}, {checkpoint_every}"
         )
-    from ritornello.common.training.progress import Progress
-
-    options = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, **trainer}
     processes = _processes(options)
+    file = scratch / "training.pt" if scratch is not None and checkpoint_every else None
+    take_part = partial(
+        _take_part,
+        module,
+        batch,
+        steps=steps,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=clip_norm,
+        callbacks=callbacks or [],
+        loader_workers=loader_workers,
+        processes=processes,
+        **options,
+    )
+    if started_from_outside():
+        return take_part(file)
+    if options.get("strategy") == "fully_shard":
+        return _wait_for(take_part, module, file, processes)
+    if processes == 1:
+        return take_part(file)
+    with companions(partial(take_part, file), first=1, processes=processes):
+        return take_part(file)
+
+
+def _wait_for(
+    take_part: Callable[[Path], FitResult],
+    module: "LightningModule",
+    file: Path | None,
+    processes: int,
+) -> FitResult:
+    """Leaves the training to other processes, which hand their state back as a checkpoint."""
+    from ritornello.common.training.progress import read_checkpoint
+
     with tempfile.TemporaryDirectory() as own:
-        # Spawned processes hand their state back through the checkpoint.
-        spawned = options.get("strategy", "auto") != "auto"
-        folder = scratch if checkpoint_every else Path(own) if spawned else None
-        file = None if folder is None else folder / "training.pt"
-        progress = Progress(file, seed, accumulate, checkpoint_every)
-        start = progress.resume(module)
-        if start < steps:
-            per_step = accumulate * processes
-            _train(
-                module,
-                DataLoader(
-                    _Batches(batch),
-                    sampler=_InTurn(start * per_step, steps * per_step, processes),
-                    batch_size=None,
-                    num_workers=loader_workers,
-                ),
-                max_steps=steps - start,
-                accumulate_grad_batches=accumulate,
-                gradient_clip_val=clip_norm,
-                callbacks=[progress, *(callbacks or [])],
-                **options,
-            )
-            if spawned:
-                progress.resume(module)
-        return FitResult(progress.losses, start)
+        file = file or Path(own) / "training.pt"
+        before = read_checkpoint(file)
+        with companions(partial(take_part, file), first=0, processes=processes) as children:
+            join(children)
+        after = read_checkpoint(file)
+    assert after is not None
+    module.load_state_dict(after["module"])
+    return FitResult(list(after["losses"]), before["step"] if before else 0)
 
 
 def _processes(options: dict[str, Any]) -> int:
-    devices = options["devices"]
+    devices, strategy = options["devices"], options.get("strategy", "auto")
     if isinstance(devices, list):
         devices = len(devices)
     if not isinstance(devices, int) or devices < 1:
         raise ValueError(f"devices must be a number or a list of devices, got {devices!r}")
-    return devices * options["num_nodes"]
+    if isinstance(strategy, str) and strategy.endswith(("_spawn", "_fork", "_notebook")):
+        raise ValueError(f"strategy must be one like ddp or fully_shard, got {strategy!r}")
+    nodes = options["num_nodes"]
+    if nodes > 1 and not started_from_outside():
+        raise ValueError(f"num_nodes={nodes} needs torchrun, which starts a process on each")
+    return devices * nodes
+
+
+def _take_part(
+    module: "LightningModule",
+    batch: Callable[[int], Any],
+    file: Path | None,
+    *,
+    steps: int,
+    seed: int,
+    checkpoint_every: int,
+    loader_workers: int,
+    processes: int,
+    **options: Any,
+) -> FitResult:
+    """What one process does: takes up the checkpoint and trains from there."""
+    from ritornello.common.training.progress import Progress
+    from ritornello.common.training.sharding import FullyShard
+
+    accumulate = options["accumulate_grad_batches"]
+    progress = Progress(file, seed, accumulate, checkpoint_every)
+    start = progress.resume(module)
+    if options.get("strategy") == "fully_shard":
+        options["strategy"] = FullyShard(processes)
+    if start < steps:
+        per_step = accumulate * processes
+        loader = DataLoader(
+            _Batches(batch),
+            sampler=_InTurn(start * per_step, steps * per_step, processes),
+            batch_size=None,
+            num_workers=loader_workers,
+        )
+        options["callbacks"] = [progress, *options["callbacks"]]
+        _train(module, loader, max_steps=steps - start, **options)
+    return FitResult(progress.losses, start)
 
 
 def _train(module: "LightningModule", loader: DataLoader, **options: Any) -> None:

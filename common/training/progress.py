@@ -6,6 +6,15 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from ritornello.common.training.sharding import gathered, placed
+
+
+def read_checkpoint(file: Path | None) -> dict[str, Any] | None:
+    """What `Progress` saved; None if there is nothing."""
+    if file is None or not file.exists():
+        return None
+    return torch.load(file, map_location="cpu", weights_only=True)
+
 
 class Progress(Callback):
     """See `fit`.
@@ -25,8 +34,8 @@ class Progress(Callback):
 
     def resume(self, module: LightningModule) -> int:
         """Takes up the checkpoint if there is one; returns the optimiser steps done."""
-        if self.file is not None and self.file.exists():
-            saved = torch.load(self.file, map_location="cpu", weights_only=True)
+        saved = read_checkpoint(self.file)
+        if saved is not None:
             module.load_state_dict(saved["module"])
             self.losses, self.start, self.saved = list(saved["losses"]), saved["step"], saved
         return self.start
@@ -37,7 +46,7 @@ class Progress(Callback):
             return
         self.saved = None
         for optimizer, state in zip(trainer.optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(placed(optimizer, state))
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
 
@@ -68,16 +77,18 @@ class Progress(Callback):
             self._save(trainer, pl_module, step)
 
     def _save(self, trainer: Trainer, module: LightningModule, step: int) -> None:
-        if self.file is None or not trainer.is_global_zero:
+        if self.file is None:
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.file.with_suffix(".unfinished")
         state = {
-            "module": module.state_dict(),
-            "optimizers": [o.state_dict() for o in trainer.optimizers],
+            "module": gathered(module.state_dict()),
+            "optimizers": [gathered(o.state_dict()) for o in trainer.optimizers],
             "schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
             "losses": self.losses,
             "step": step,
         }
+        if not trainer.is_global_zero:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.file.with_suffix(".unfinished")
         torch.save(state, unfinished)
         unfinished.replace(self.file)

@@ -1,11 +1,14 @@
 """A training that is interrupted goes on to the same loss curve."""
 
+import multiprocessing
+import os
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from ritornello.common.training import cosine_with_warmup, fit
+from ritornello.common.training import choose_trainer, cosine_with_warmup, fit
 
 STEPS = 12
 
@@ -80,20 +83,70 @@ def test_accumulated_batches_equal_one_large_batch():
         torch.testing.assert_close(a, b)
 
 
-def test_two_processes_take_the_steps_of_one(tmp_path):
-    """DDP over gloo equals one process that accumulates, and checkpoints move between them."""
-    two = {"devices": 2, "strategy": "ddp_spawn"}
-    alone, together, moved = Regression(), Regression(), Regression()
-    expected = fit(alone, batch, steps=6, accumulate=2).losses
-    pairs = [(a + b) / 2 for a, b in zip(expected[::2], expected[1::2], strict=True)]
-    result = fit(together, batch, steps=6, **two)
-    assert result.losses == pytest.approx(pairs, rel=1e-5)
-    fit(moved, batch, steps=4, scratch=tmp_path, checkpoint_every=2, **two)
-    resumed = fit(moved, batch, steps=6, scratch=tmp_path, checkpoint_every=2, accumulate=2)
-    assert resumed.resumed_from == 4
-    for a, b, c in zip(alone.parameters(), together.parameters(), moved.parameters(), strict=True):
+class Blocks(Regression):
+    """Parameters within blocks, outside them, and one that no loss reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Linear(4, 5)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)
+        )
+        self.head = nn.Linear(5, 1)
+        self.idle = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.seen += 1
+        x = self.net(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return nn.functional.mse_loss(self.head(x), y)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_find_unused_parameters_true", "fully_shard"])
+def test_two_processes_take_the_steps_of_one(tmp_path, strategy):
+    """Over gloo they equal one process that accumulates, and checkpoints move both ways."""
+    alone, moved = Blocks(), Blocks()
+    expected = fit(alone, batch, steps=6, accumulate=2, clip_norm=0.5).losses
+    kept = {"scratch": tmp_path, "checkpoint_every": 2, "clip_norm": 0.5}
+    fit(moved, batch, steps=2, accumulate=2, **kept)
+    there = fit(moved, batch, steps=4, **kept, devices=2, strategy=strategy)
+    assert there.resumed_from == 2
+    assert there.losses[:4] == expected[:4]
+    pairs = [(a + b) / 2 for a, b in zip(expected[4:8:2], expected[5:8:2], strict=True)]
+    assert there.losses[4:] == pytest.approx(pairs, rel=1e-5)
+    assert int(moved.seen) == 2 * 2 + 2
+    back = fit(Blocks(), batch, steps=6, accumulate=2, **kept)
+    assert back.resumed_from == 4
+    assert back.losses[-4:] == pytest.approx(expected[-4:], rel=1e-5)
+    last = Blocks()
+    fit(last, batch, steps=6, accumulate=2, **kept)
+    for a, b in zip(alone.parameters(), last.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-        torch.testing.assert_close(a, c)
+
+
+def test_the_chosen_trainer_is_over_the_callers(tmp_path):
+    expected = fit(Regression(), batch, steps=3, accumulate=2).losses
+    choose_trainer({"accumulate": 2})
+    try:
+        assert fit(Regression(), batch, steps=3).losses == expected
+    finally:
+        choose_trainer({})
+
+
+def test_a_companion_that_fails_ends_the_training():
+    def broken(number: int):
+        if number == 1:  # the second process's first batch
+            raise Killed
+        return batch(number)
+
+    with pytest.raises(RuntimeError):
+        fit(Regression(), broken, steps=4, devices=2, strategy="ddp")
+    assert not multiprocessing.active_children()
+    assert "RANK" not in os.environ
 
 
 def test_schedule_rises_then_falls_to_its_final_ratio():
@@ -111,7 +164,13 @@ def test_schedule_rises_then_falls_to_its_final_ratio():
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({"steps": 0}, "steps"), ({"accumulate": 0}, "accumulate")]
+    ("options", "named"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"devices": "all"}, "devices"),
+        ({"devices": 2, "strategy": "ddp_spawn"}, "strategy"),
+    ],
 )
 def test_values_out_of_range_are_named(options, named):
     with pytest.raises(ValueError, match=named):
