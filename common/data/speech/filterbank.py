@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from ritornello.common.data.speech import native
+from ritornello.common.kernels.dispatch import choose_backend, device_obstacle
+
 SAMPLE_RATE = 16_000
 _INT16_SCALE = 32_768.0
 _FLOAT64_EPS = 2.220446049250313e-16  # stands for exact zero before the logarithm
@@ -51,10 +54,14 @@ def fit_length(
     return F.pad(features, (0, 0, 0, num_frames - features.shape[1]))
 
 
-def as_int16_scale(waveform: Shaped[Tensor, "*batch samples"]) -> Float[Tensor, "*batch samples"]:
-    """Samples on the int16 scale, as float32; signals in [-1, 1] are scaled with a warning."""
+def as_int16_scale(waveform: Shaped[Tensor, "*batch samples"]) -> Shaped[Tensor, "*batch samples"]:
+    """Samples on the int16 scale; floats in [-1, 1] are scaled to it with a warning.
+
+    Returns:
+        int16 as it is, anything else as float32.
+    """
     if not waveform.is_floating_point():
-        return waveform.float()
+        return waveform if waveform.dtype == torch.int16 else waveform.float()
     peak = waveform.detach().abs().max() if waveform.numel() else waveform.new_zeros(())
     if 0 < float(peak) <= 1:
         warnings.warn(
@@ -77,6 +84,14 @@ class LogFilterbank(nn.Module):
         stack: filterbank frames (100 Hz) per output frame (25 Hz with 4).
         normalize: layer-normalise every stacked frame.
         sample_rate: rate of the waveforms in Hz; only 16 000 is accepted.
+        preemphasis: share of the sample before that is taken off.
+        frame_length: samples of a frame.
+        frame_shift: samples from one frame to the next.
+        fft_size: points of the transform.
+        backend: ``compiled`` (C++, CPU, without gradients) or ``torch``; the fastest when absent.
+
+    Raises:
+        ValueError: another sample rate, or a frame longer than the transform.
     """
 
     filters: Tensor
@@ -92,6 +107,7 @@ class LogFilterbank(nn.Module):
         frame_length: int = 400,
         frame_shift: int = 160,
         fft_size: int = 512,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         if sample_rate != SAMPLE_RATE:
@@ -99,7 +115,12 @@ class LogFilterbank(nn.Module):
                 f"sample_rate must be {SAMPLE_RATE} Hz, got {sample_rate}: resample the waveform "
                 "first, for example with scipy.signal.resample_poly"
             )
+        if not 0 < frame_length <= fft_size:
+            raise ValueError(
+                f"frame_length must lie in [1, fft_size={fft_size}], got {frame_length}"
+            )
         self.stack, self.normalize, self.preemphasis = stack, normalize, preemphasis
+        self.backend = backend
         self.frame_length, self.frame_shift, self.fft_size = frame_length, frame_shift, fft_size
         filters = mel_filters(num_filters, fft_size, sample_rate).float()
         self.register_buffer("filters", filters, persistent=False)
@@ -120,22 +141,23 @@ class LogFilterbank(nn.Module):
                 f"waveform must be (batch, samples) of one channel, got {tuple(waveform.shape)}"
             )
         signal = as_int16_scale(waveform)
-        emphasised = torch.cat(
-            [signal[:, :1], signal[:, 1:] - self.preemphasis * signal[:, :-1]], dim=1
-        )
         samples = waveform.shape[1]
-        if lengths is not None:
-            inside = torch.arange(samples, device=signal.device) < lengths[:, None]
-            emphasised = emphasised * inside
         frames = frame_count(samples, frame_length=self.frame_length, frame_shift=self.frame_shift)
-        needed = (frames - 1) * self.frame_shift + self.frame_length
-        windows = F.pad(emphasised, (0, needed - samples)).unfold(
-            1, self.frame_length, self.frame_shift
-        )
-        spectrum = torch.fft.rfft(windows, self.fft_size)
-        power = torch.addcmul(spectrum.real.square(), spectrum.imag, spectrum.imag)
-        mel = (power @ self.filters) / self.fft_size
-        log_mel = torch.where(mel == 0, _FLOAT64_EPS, mel).log()
+        if self._backend_for(signal) == "compiled":
+            energies = native.mel_energies(
+                signal,
+                torch.full((len(signal),), samples) if lengths is None else lengths,
+                self.filters,
+                frames=frames,
+                frame_length=self.frame_length,
+                frame_shift=self.frame_shift,
+                preemphasis=self.preemphasis,
+                floor=_FLOAT64_EPS,
+            )
+            log_mel = energies.log_()
+        else:
+            energies = self._energies(signal.float(), lengths, frames)
+            log_mel = torch.where(energies == 0, _FLOAT64_EPS, energies).log()
         if lengths is None:
             return log_mel
         own = [
@@ -144,6 +166,37 @@ class LogFilterbank(nn.Module):
         ]
         present = torch.arange(frames)[None, :] < torch.tensor(own)[:, None]
         return log_mel * present.to(log_mel.device)[..., None]
+
+    def _backend_for(self, signal: Tensor) -> str:
+        reason = None
+        if torch.compiler.is_compiling() or (signal.requires_grad and torch.is_grad_enabled()):
+            reason = "it has no gradient and no graph of tensors"
+        elif self.fft_size != native.FFT_SIZE or self.frame_length % native.LANES:
+            reason = (
+                f"it needs fft_size={native.FFT_SIZE} and a frame_length that is a multiple of "
+                f"{native.LANES}"
+            )
+        reason = reason or device_obstacle(signal.device, "cpu") or native.obstacle()
+        available = {"compiled": reason, "torch": None}
+        return choose_backend("log_filterbank", self.backend, available, signal.device)
+
+    def _energies(
+        self, signal: Float[Tensor, "batch samples"], lengths: Tensor | None, frames: int
+    ) -> Float[Tensor, "batch frames filters"]:
+        """Mel energies on any device, with gradients."""
+        emphasised = torch.cat(
+            [signal[:, :1], signal[:, 1:] - self.preemphasis * signal[:, :-1]], dim=1
+        )
+        if lengths is not None:
+            inside = torch.arange(signal.shape[1], device=signal.device) < lengths[:, None]
+            emphasised = emphasised * inside
+        needed = (frames - 1) * self.frame_shift + self.frame_length
+        windows = F.pad(emphasised, (0, needed - signal.shape[1])).unfold(
+            1, self.frame_length, self.frame_shift
+        )
+        spectrum = torch.fft.rfft(windows, self.fft_size)
+        power = torch.addcmul(spectrum.real.square(), spectrum.imag, spectrum.imag)
+        return (power @ self.filters) / self.fft_size
 
     def forward(
         self,

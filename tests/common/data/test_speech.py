@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ritornello.common.data.speech import native
 from ritornello.common.data.speech.av_speech import GRAMMAR, WORDS, SyntheticAVSpeech
 from ritornello.common.data.speech.filterbank import (
     LogFilterbank,
@@ -29,21 +30,55 @@ def speech(tmp_path_factory, monkeypatch):
 # Filterbank ------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def backend(request):
+    if request.param == "compiled" and (obstacle := native.obstacle()):
+        pytest.skip(obstacle)
+    return request.param
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_the_filterbank_equals_the_golden_features(name, golden):
+def test_the_filterbank_equals_the_golden_features(name, backend, golden):
     values = np.load(golden / "cav2vec" / "fbank.npz")
     waveform = torch.from_numpy(values[f"{name}_wav"])[None]
-    bank = LogFilterbank()
+    bank = LogFilterbank(backend=backend)
     log_mel = bank.log_mel(waveform)
     np.testing.assert_allclose(log_mel[0], values[f"{name}_logfbank"], atol=1e-4)
     np.testing.assert_allclose(stack_frames(log_mel, 4)[0], values[f"{name}_stack"], atol=1e-4)
     np.testing.assert_allclose(bank(waveform)[0].T, values[f"{name}_norm"], atol=5e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float32, torch.int64])
+@pytest.mark.parametrize("options", [{}, {"frame_length": 320, "frame_shift": 100}])
+def test_both_backends_give_the_same_energies(dtype, options, backend, generator, monkeypatch):
+    waveform = torch.randint(-30_000, 30_000, (3, 4713), generator=generator).to(dtype)
+    lengths = torch.tensor([4713, 1, 1920])
+    plain = LogFilterbank(backend="torch", **options)
+    wanted = plain.log_mel(waveform, lengths)
+    bank = LogFilterbank(backend=backend, **options)
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        torch.testing.assert_close(bank.log_mel(waveform, lengths), wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(bank.log_mel(waveform[:1]), wanted[:1], atol=1e-4, rtol=1e-5)
+
+
+def test_the_compiled_backend_steps_aside_where_it_cannot_run(generator):
+    waveform = 1000 * torch.randn(1, 1000, generator=generator)
+    waveform.requires_grad_()
+    LogFilterbank().log_mel(waveform).sum().backward()
+    assert waveform.grad.isfinite().all()
+    assert waveform.grad.any()
+    assert LogFilterbank(fft_size=1024).log_mel(waveform).isfinite().all()
+    with pytest.raises(ValueError, match="gradient"):
+        LogFilterbank(backend="compiled").log_mel(waveform)
+    with pytest.raises(ValueError, match="fft_size=512"):
+        LogFilterbank(backend="compiled", frame_length=401).log_mel(waveform.detach())
+
+
 @pytest.mark.parametrize("samples", [1, 399, 400, 401, 560, 561, 5000])
-def test_every_length_gives_the_frames_it_should(samples):
+def test_every_length_gives_the_frames_it_should(samples, backend):
     waveform = torch.full((1, samples), 100, dtype=torch.int16)
-    frames = LogFilterbank().log_mel(waveform).shape[1]
+    frames = LogFilterbank(backend=backend).log_mel(waveform).shape[1]
     assert frames == frame_count(samples) == max(1, 1 + -(-(samples - 400) // 160))
 
 
@@ -65,8 +100,8 @@ def test_a_shift_by_whole_stacked_frames_shifts_the_features(generator):
     torch.testing.assert_close(shifted[..., 1:-1], bank(waveform)[..., 6:-1], atol=1e-3, rtol=1e-3)
 
 
-def test_silence_is_the_smallest_float_and_normalises_to_zero():
-    bank = LogFilterbank()
+def test_silence_is_the_smallest_float_and_normalises_to_zero(backend):
+    bank = LogFilterbank(backend=backend)
     silent = torch.zeros(1, 3200, dtype=torch.int16)
     torch.testing.assert_close(
         bank.log_mel(silent), torch.full((1, 19, 26), float(np.log(2.0**-52)))
@@ -85,6 +120,8 @@ def test_floats_in_the_unit_range_are_scaled_with_a_warning(generator):
 def test_bad_sound_is_told():
     with pytest.raises(ValueError, match="resample"):
         LogFilterbank(sample_rate=8000)
+    with pytest.raises(ValueError, match="frame_length must lie in"):
+        LogFilterbank(frame_length=600)
     with pytest.raises(ValueError, match="one channel"):
         LogFilterbank()(torch.zeros(1, 2, 100))
 
