@@ -128,16 +128,21 @@ class OpenAIClient:
         asked = [as_prompt(prompt) for prompt in prompts]
         if any(prompt.text is not None for prompt in asked):
             require_capabilities(self, asked)
-        pairs = list(zip(asked, continuations, strict=True))
+        if len(asked) != len(continuations):
+            raise ValueError(
+                f"continuations must have one entry per prompt, got {len(continuations)} "
+                f"for {len(asked)} prompts"
+            )
+        items = [(*pair, index) for index, pair in enumerate(zip(asked, continuations))]
 
-        def ask(session: EndpointSession, pair: tuple[Prompt, Sequence[str]]):
-            prompt, options = pair
+        def ask(session: EndpointSession, item: tuple[Prompt, Sequence[str], int]):
+            prompt, options, index = item
             if prompt.text is not None:
-                return session.echo_scores(prompt.text + prompt.prefill, options)
+                return session.echo_scores(prompt.text + prompt.prefill, options, index=index)
             params = GenerationParams(max_tokens=1, logprobs=_TOP_LOGPROBS)
             return session.first_token_scores(prompt, params, self._body(prompt, params), options)
 
-        return run_blocking(self._map(pairs, ask, lambda index, scores: None))
+        return run_blocking(self._map(items, ask, lambda index, scores: None))
 
     async def _map(self, items: Sequence, ask: Callable, finish: Callable) -> list:
         """Asks for every item with a bounded number of workers; the first fatal error ends all."""

@@ -62,7 +62,7 @@ class Received:
 
 
 Misbehave = Callable[[int, dict[str, Any]], Fault | None]
-Echo = Callable[[str], list[tuple[str, float]]]
+Echo = Callable[[str], list[tuple[str, float, dict[str, float] | None]]]
 
 
 class FakeServer:
@@ -71,7 +71,9 @@ class FakeServer:
     Args:
         client: answers the requests.
         misbehave: called with (number of the request, body); a returned fault replaces the answer.
-        echo: tokens of a text with their log-probabilities, for completions with `echo`.
+        echo: tokens of a text, each with its log-probability and the most probable alternatives
+            (None hides them), for completions with `echo`. As on real servers the first token,
+            which follows nothing, is sent without any.
     """
 
     def __init__(
@@ -182,13 +184,13 @@ class FakeServer:
             raise ValueError("this server does not echo log-probabilities")
         tokens = self._echo(text)
         offsets, position = [], 0
-        for token, _ in tokens:
+        for token, *_ in tokens:
             offsets.append(position)
             position += len(token)
         logprobs = {
-            "tokens": [token for token, _ in tokens],
-            "token_logprobs": [value for _, value in tokens],
-            "top_logprobs": None,
+            "tokens": [token for token, *_ in tokens],
+            "token_logprobs": [None, *(value for _, value, _ in tokens[1:])],
+            "top_logprobs": [None, *(best for *_, best in tokens[1:])],
             "text_offset": offsets,
         }
         choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": logprobs}

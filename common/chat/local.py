@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ritornello.common.chat.continuations import encode_continuations
 from ritornello.common.chat.packing import PackedWeights, packing_helps
 from ritornello.common.chat.protocol import (
     Completion,
@@ -241,26 +242,10 @@ class TransformersClient:
         return named
 
     def _score_request(self, index: int, context: str, options: Sequence[str]) -> "ScoreRequest":
-        """Encodes each continuation as it is written after the context.
-
-        Blanks at the end of the context belong to the continuation, as tokenizers join them to the
-        word that follows; the whole is encoded and split at the context's own length.
-        """
         from ritornello.common.chat.scoring import ScoreRequest
 
-        body = context.rstrip(" ")
-        blanks = context[len(body) :]
-        prompt_ids, *wholes = self._encode([body, *(body + blanks + option for option in options)])
-        continuations = []
-        for option, whole in zip(options, wholes, strict=True):
-            if not option:
-                raise ValueError(f"continuations[{index}] holds an empty string")
-            # where the option merges into the context's last token it is encoded by itself
-            ids = whole[len(prompt_ids) :] or self._encode([blanks + option])[0]
-            if not ids:
-                raise ValueError(f"continuations[{index}] holds {option!r}, which has no tokens")
-            continuations.append(ids)
-        return ScoreRequest(index, prompt_ids, continuations)
+        encoded = encode_continuations(self._encode, context, options, index=index)
+        return ScoreRequest(index, *encoded)
 
 
 def _context_length(config) -> int:

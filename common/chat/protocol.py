@@ -275,11 +275,12 @@ class ContinuationScores:
     """Log-probabilities (natural log) of the continuations of one prompt, in the order given.
 
     `tokens[i]` holds the log-probability of every token of continuation i given the prompt and
-    the tokens before it; `greedy[i]` says whether each of them was the most probable token.
+    the tokens before it; `greedy[i]` says whether each of them was the most probable token, None
+    where the server does not tell.
     """
 
     tokens: tuple[tuple[float, ...], ...]
-    greedy: tuple[bool, ...]
+    greedy: tuple[bool | None, ...]
 
     @property
     def total(self) -> tuple[float, ...]:

@@ -1,10 +1,11 @@
 """One batch of requests to an OpenAI-compatible server: sending, retrying, reading."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ritornello.common.chat.continuations import split_blanks
 from ritornello.common.chat.pacing import AdaptiveLimit, RateLimit, retry_after_seconds
 from ritornello.common.chat.protocol import (
     CapabilityError,
@@ -88,10 +89,12 @@ class EndpointSession:
             latency_seconds=time.perf_counter() - started,
         )
 
-    async def echo_scores(self, context: str, options: Sequence[str]) -> ContinuationScores:
-        tokens = []
-        # Tokenizers join a blank to the word after it: such a token is the continuation's.
-        start = len(context.rstrip(" "))
+    async def echo_scores(
+        self, context: str, options: Sequence[str], *, index: int
+    ) -> ContinuationScores:
+        """Scores texts after `context`, prompt number `index`, by a completion that echoes."""
+        tokens, greedy = [], []
+        start = len(split_blanks(context, index)[0])
         for option in options:
             body = {
                 "model": self._model,
@@ -102,19 +105,20 @@ class EndpointSession:
             }
             response, _ = await self._send(self._sdk.completions.create, body, len(context) / 4)
             echoed = response.choices[0].logprobs
-            values = tuple(
-                value
-                for value, offset in zip(echoed.token_logprobs, echoed.text_offset, strict=True)
-                if offset >= start
-            )
+            first = sum(offset < start for offset in echoed.text_offset)
+            values = tuple(echoed.token_logprobs[first:])
             if not values:
                 raise CapabilityError(
                     f"{self._model} joins the continuation {option!r} to the end of the prompt: "
                     "it has no token of its own to score"
                 )
+            if None in values:
+                raise CapabilityError(
+                    f"{self._model} echoed no log-probability for a token of {option!r}"
+                )
             tokens.append(values)
-        best = max(map(sum, tokens), default=0.0)
-        return ContinuationScores(tuple(tokens), tuple(sum(values) == best for values in tokens))
+            greedy.append(_all_most_probable(values, (echoed.top_logprobs or [])[first:]))
+        return ContinuationScores(tuple(tokens), tuple(greedy))
 
     async def first_token_scores(
         self, prompt: Prompt, params: GenerationParams, body: dict, options: Sequence[str]
@@ -182,6 +186,16 @@ class EndpointSession:
             raise _UnreadableBody(f"no choices in the answer: {str(response)[:200]}")
         self._limit.succeeded()
         return response
+
+
+def _all_most_probable(
+    values: Sequence[float], alternatives: Sequence[Mapping[str, float] | None]
+) -> bool | None:
+    """Whether no alternative is likelier at any token; None without alternatives."""
+    if len(alternatives) != len(values) or not all(alternatives):
+        return None
+    tops = [max(best.values()) for best in alternatives if best]
+    return all(value >= top for value, top in zip(values, tops, strict=True))
 
 
 class _UnreadableBody(Exception):

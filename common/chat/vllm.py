@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ritornello.common.chat.continuations import encode_continuations
 from ritornello.common.chat.protocol import (
     CapabilityError,
     Completion,
@@ -46,7 +47,7 @@ class VLLMClient:
         if params.first_token_temperature is not None or params.banned_first_token_ids:
             raise CapabilityError("first-token settings need a TransformersClient")
         settings = [self._settings(prompt, params) for prompt in asked]
-        tokens = [self._ids(self._render(prompt)) for prompt in asked]
+        tokens = self._encode([self._render(prompt) for prompt in asked])
         outputs = self._engine.generate(
             [{"prompt_token_ids": ids} for ids in tokens], settings, use_tqdm=False
         )
@@ -64,11 +65,12 @@ class VLLMClient:
         for index, (prompt, options) in enumerate(
             zip(map(as_prompt, prompts), continuations, strict=True)
         ):
-            context = self._render(prompt)
-            start = len(self._ids(context.rstrip(" ")))
-            for option in options:
-                requests.append({"prompt_token_ids": self._ids(context + option)})
-                owners.append((index, start))
+            prompt_ids, encoded = encode_continuations(
+                self._encode, self._render(prompt), options, index=index
+            )
+            for ids in encoded:
+                requests.append({"prompt_token_ids": prompt_ids + ids})
+                owners.append((index, len(prompt_ids)))
         settings = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
         outputs = self._engine.generate(requests, settings, use_tqdm=False)
         tokens: list[list[tuple[float, ...]]] = [[] for _ in prompts]
@@ -104,8 +106,10 @@ class VLLMClient:
             + prompt.prefill
         )
 
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        return self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
 
     def _completion(self, output, params: GenerationParams) -> Completion:
         answer = output.outputs[0]

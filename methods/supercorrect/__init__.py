@@ -10,7 +10,12 @@ from ritornello.methods.supercorrect.evaluation import evaluate_correction
 from ritornello.methods.supercorrect.loss import cross_dpo_loss, sequence_logprob
 from ritornello.methods.supercorrect.records import ErrorCase, MathProblem
 from ritornello.methods.supercorrect.solving import solve
-from ritornello.methods.supercorrect.teachers import LLMInspector, LLMTeacher, OracleTeacher
+from ritornello.methods.supercorrect.teachers import (
+    LLMInspector,
+    LLMTeacher,
+    OracleTeacher,
+    TeacherClient,
+)
 from ritornello.methods.supercorrect.templates import CorrectionTemplate, HierarchicalTemplate
 from ritornello.methods.supercorrect.traces import Step, Trace, parse_trace, render_trace
 from ritornello.methods.supercorrect.training import SuperCorrectTrainer
@@ -25,6 +30,7 @@ __all__ = [
     "OracleTeacher",
     "Step",
     "SuperCorrectTrainer",
+    "TeacherClient",
     "Trace",
     "answers_equal",
     "build_correction_pairs",

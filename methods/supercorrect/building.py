@@ -6,12 +6,13 @@ inspector may object, at most `max_rounds` times (sec. 3.1 and 3.2).
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ritornello.common.chat import ChatClient, GenerationParams
+from ritornello.common.errors import UserError
 from ritornello.methods.supercorrect.answers import answers_equal, extract_answer
 from ritornello.methods.supercorrect.records import ErrorCase, Journal, MathProblem, State
 from ritornello.methods.supercorrect.teachers import Inspector, TeacherClient
@@ -37,6 +38,8 @@ Judge = Callable[[str | None, str], bool]
 class DataSet:
     """Rows ready for training, and what became of the items that gave none.
 
+    Reads like a `datasets.Dataset`: `data[0]` is a row, `data["prompt"]` a column.
+
     Args:
         rows: plain dictionaries, in the order of the input.
         dropped: reason -> count.
@@ -47,18 +50,37 @@ class DataSet:
     dropped: Counter[str] = field(default_factory=Counter)
     statistics: dict[str, float] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, which: int | str) -> Any:
+        return [row[which] for row in self.rows] if isinstance(which, str) else self.rows[which]
+
 
 @dataclass
 class _Review(Generic[Item, Parsed]):
-    """One item on its way: TEACHER -> PARSED -> INSPECTED -> ACCEPTED, or one of the exits."""
+    """One item on its way: TEACHER -> PARSED -> INSPECTED -> ACCEPTED, or one of the exits.
+
+    `objections` holds what was wrong with every attempt so far, so that no question is asked twice
+    in the same words: a teacher that decodes greedily would repeat its answer.
+    """
 
     item: Item
     state: State = "TEACHER"
     attempts: int = 0
     rounds: int = 0
-    feedback: str | None = None
+    objections: list[str] = field(default_factory=list)
     text: str = ""
     parsed: Parsed | None = None
+
+    @property
+    def feedback(self) -> str | None:
+        """The objections, numbered; None at the first attempt."""
+        lines = [f"{number}. {text}" for number, text in enumerate(self.objections, 1)]
+        return "\n".join(lines) or None
 
 
 def _review(
@@ -66,6 +88,7 @@ def _review(
     items: Sequence[Item],
     ask: Callable[[Sequence[Item], Sequence[str | None]], list[str]],
     parse: Callable[[str], Parsed | None],
+    unreadable: Callable[[str], str],
     inspect: Callable[[Sequence[Item], Sequence[Parsed]], list[str | None]] | None,
     max_rounds: int,
     journal: Journal,
@@ -78,6 +101,12 @@ def _review(
         if review.item.id in known:
             review.state, review.rounds, review.text = known[review.item.id]
             review.parsed = parse(review.text) if review.state == "ACCEPTED" else None
+            if review.state == "ACCEPTED" and review.parsed is None:
+                raise UserError(
+                    f"journal {journal.path} holds an accepted {stage} text of item "
+                    f"{review.item.id!r} that the template cannot read: it was written with "
+                    "another template; name another journal"
+                )
     open_ = [review for review in reviews if review.item.id not in known]
 
     def move(review: _Review[Item, Parsed], state: State) -> None:
@@ -94,6 +123,8 @@ def _review(
                 move(review, "PARSED")
             elif review.attempts >= PARSE_ATTEMPTS:
                 move(review, "UNPARSABLE")
+            else:
+                review.objections.append(unreadable(text))
         readable = [review for review in open_ if review.state == "PARSED"]
         faults: list[str | None] = [None] * len(readable)
         if inspect is not None and readable:
@@ -104,7 +135,8 @@ def _review(
             if fault is None:
                 move(review, "ACCEPTED")
                 continue
-            review.rounds, review.attempts, review.feedback = review.rounds + 1, 0, fault
+            review.rounds, review.attempts = review.rounds + 1, 0
+            review.objections.append(fault)
             move(review, "REJECTED" if review.rounds > max_rounds else "REVISE")
         open_ = [review for review in open_ if review.state in ("TEACHER", "REVISE")]
     return reviews
@@ -122,8 +154,8 @@ def build_hsft_dataset(
 ) -> DataSet:
     """Rows of stage 1: the teacher's hierarchical rewriting of each reference solution.
 
-    A text parses when it has steps, a generalisation (where the template asks for one) and the
-    right answer.
+    A text parses when it has steps, a generalisation (where the template asks for one) and an
+    answer; one whose answer is wrong goes back to the teacher.
 
     Args:
         problems: with reference solutions and unique ids.
@@ -133,6 +165,14 @@ def build_hsft_dataset(
         template: the student's; its prompt and the canonical text of the thought form the messages.
         judge: compares the thought's answer with the right one.
         journal: a file of all transitions. A call with the same file goes on where it stopped.
+
+    Returns:
+        Rows with `id`, `source`, `problem`, `answer`, `solution`, `messages` (user, assistant),
+        `prompt`, `completion`, `trace`, `teacher`, `inspector_rounds` and `verified`.
+
+    Raises:
+        ValueError: ids that are not unique.
+        UserError: the journal was written with another template.
     """
     template = template or HierarchicalTemplate()
     generalized = getattr(template, "generalized", False)
@@ -141,6 +181,10 @@ def build_hsft_dataset(
     def parse(text: str) -> Trace | None:
         trace = template.parse(text)
         return None if trace_faults(trace, generalized=generalized) else trace
+
+    def unreadable(text: str) -> str:
+        faults = trace_faults(template.parse(text), generalized=generalized)
+        return f"it could not be read: {', '.join(faults)}"
 
     def inspect(items: Sequence[MathProblem], traces: Sequence[Trace]) -> list[str | None]:
         wrong = [
@@ -153,8 +197,9 @@ def build_hsft_dataset(
         faults = inspector.solution_faults(items, texts)
         return [first or second for first, second in zip(wrong, faults, strict=True)]
 
+    log = Journal(journal)
     reviews = _review(
-        "hsft", problems, teacher.solutions, parse, inspect, max_rounds, Journal(journal)
+        "hsft", problems, teacher.solutions, parse, unreadable, inspect, max_rounds, log
     )
     rows = [
         _hsft_row(review, template, teacher.name, inspector is not None)
@@ -170,14 +215,17 @@ def _hsft_row(
 ) -> dict[str, Any]:
     problem, trace = review.item, review.parsed
     assert trace is not None  # accepted reviews have been parsed
+    prompt, completion = template.prompt(problem.problem), template.render(trace)
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return {
         "id": problem.id,
         "source": problem.source,
         "problem": problem.problem,
         "answer": problem.answer,
         "solution": problem.solution,
-        "prompt": template.prompt(problem.problem),
-        "completion": template.render(trace),
+        "messages": [*asked, {"role": "assistant", "content": completion}],
+        "prompt": prompt,
+        "completion": completion,
         "trace": {
             "steps": [{"text": step.text, "key": step.key} for step in trace.steps],
             "generalized": trace.generalized,
@@ -197,7 +245,15 @@ def collect_errors(
     template: SolutionTemplate | None = None,
     params: GenerationParams | None = None,
 ) -> list[ErrorCase]:
-    """The problems that the student answers wrongly (or not at all), with its steps."""
+    """The problems that the student answers wrongly (or not at all), with its steps (sec. 3.2).
+
+    Args:
+        model: the HSFT student.
+        problems: fresh ones, not those of stage 1.
+        judge: judge(student's answer or "", right answer).
+        template: the student's solution template.
+        params: how it decodes; greedy, at most 2,048 tokens by default.
+    """
     template = template or HierarchicalTemplate()
     prompts = [as_client_prompt(template.prompt(problem.problem)) for problem in problems]
     answers = model.generate(prompts, params or GenerationParams(max_tokens=2048))
@@ -240,6 +296,14 @@ def build_correction_pairs(
         template: the student's (ungrounded) correction format.
         params: how the student decodes.
         journal: as in `build_hsft_dataset`.
+
+    Returns:
+        Rows with `id`, `prompt`, `chosen`, `rejected`, `error_step` (1-based), `prefix_steps`,
+        `teacher` and `student`; what was dropped by reason; statistics of the completions' lengths.
+
+    Raises:
+        ValueError: ids that are not unique.
+        UserError: the journal was written with another template.
     """
     template = template or CorrectionTemplate()
     usable = [case for case in cases if case.student_steps]
@@ -249,6 +313,7 @@ def build_correction_pairs(
         usable,
         teacher.corrections,
         template.parse,
+        lambda text: "it could not be read: it does not have the form that is asked for",
         None if inspector is None else inspector.correction_faults,
         max_rounds,
         Journal(journal),

@@ -13,13 +13,21 @@ FINAL_STATES = ("UNPARSABLE", "ACCEPTED", "REJECTED")
 
 @dataclass(frozen=True)
 class MathProblem:
-    """A problem with its reference solution."""
+    """A problem with its reference solution.
+
+    Raises:
+        ValueError: no answer, without which no solution can be judged.
+    """
 
     id: str
     problem: str
     answer: str
     solution: str
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.answer.strip():
+            raise ValueError(f"answer of problem {self.id!r} must not be empty")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, overload
 
 from ritornello.common.chat import ChatClient, GenerationParams
 from ritornello.methods.supercorrect.answers import extract_answer
@@ -44,9 +44,21 @@ def read_solution(template: SolutionTemplate, text: str) -> Solution:
     return Solution(steps, answer, answer)
 
 
+@overload
+def solve(
+    model: ChatClient, problem: str, self_correct: bool = True, **options: Any
+) -> Solution: ...
+
+
+@overload
+def solve(
+    model: ChatClient, problem: Sequence[str], self_correct: bool = True, **options: Any
+) -> list[Solution]: ...
+
+
 def solve(
     model: ChatClient,
-    problems: str | Sequence[str],
+    problem: str | Sequence[str],
     self_correct: bool = True,
     *,
     template: SolutionTemplate | None = None,
@@ -54,12 +66,12 @@ def solve(
     params: GenerationParams | None = None,
     repair: Repair = "regenerate",
     max_rounds: int = 1,
-) -> list[Solution]:
+) -> Solution | list[Solution]:
     """SOLVE -> VERIFY -> keep, or replace step k and go on from it.
 
     Args:
         model: the trained student.
-        problems: one or many.
+        problem: one, or many that are batched.
         self_correct: verify with the ungrounded correction prompt.
         template: of solutions.
         correction: ungrounded correction format.
@@ -68,6 +80,9 @@ def solve(
             client must take the beginning of an answer); "answer" takes the correction's answer.
         max_rounds: verification passes at most, 1 (the paper) to 3; a pass without a claim ends it.
 
+    Returns:
+        The solution of one problem, or those of many in order.
+
     Raises:
         ValueError: an unknown `repair`, or `max_rounds` outside 1..3.
     """
@@ -75,7 +90,7 @@ def solve(
         raise ValueError(f"repair must be 'regenerate' or 'answer', got {repair!r}")
     if not 1 <= max_rounds <= 3:
         raise ValueError(f"max_rounds must be in 1..3, got {max_rounds}")
-    problems = [problems] if isinstance(problems, str) else list(problems)
+    problems = [problem] if isinstance(problem, str) else list(problem)
     template = template or HierarchicalTemplate()
     correction = correction or CorrectionTemplate()
     params = params or GenerationParams(max_tokens=2048)
@@ -97,7 +112,7 @@ def solve(
                 faulty.append(index)
         _repair(model, problems, solutions, faulty, template, params, repair)
         active = faulty
-    return solutions
+    return solutions[0] if isinstance(problem, str) else solutions
 
 
 def _with_claim(solution: Solution, claim: Correction | None) -> Solution:

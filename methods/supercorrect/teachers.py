@@ -10,6 +10,7 @@ from ritornello.methods.supercorrect.templates import (
     Correction,
     CorrectionFormat,
     CorrectionTemplate,
+    TextPrompt,
     as_client_prompt,
 )
 from ritornello.methods.supercorrect.traces import render_trace, steps_trace
@@ -23,7 +24,8 @@ INSPECT = (
 class TeacherClient(Protocol):
     """Writes hierarchical solutions and grounded corrections, many at a time.
 
-    `feedback[i]` holds the inspector's objections to the last attempt at item i, None at first.
+    `feedback[i]` holds the objections to all earlier attempts at item i (of the parser and of the
+    inspector), None at first.
     """
 
     name: str
@@ -73,28 +75,32 @@ class LLMTeacher:
         self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
     ) -> list[str]:
         prompts = [
-            [
-                Message.user(
-                    f"{REWRITE}\nProblem:\n{problem.problem}\n\n"
-                    f"Reference solution:\n{problem.solution}{_objections(note)}"
-                )
-            ]
-            for problem, note in zip(problems, feedback, strict=True)
+            f"{REWRITE}\nProblem:\n{problem.problem}\n\nReference solution:\n{problem.solution}"
+            for problem in problems
         ]
-        return [answer.text for answer in self.client.generate(prompts, self.params)]
+        return self._ask([[{"role": "user", "content": text}] for text in prompts], feedback)
 
     def corrections(self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]) -> list[str]:
-        prompts = []
-        for case, note in zip(cases, feedback, strict=True):
-            prompt = self.correction.prompt(case.problem, case.student_steps, case.solution)
-            if note is not None and not isinstance(prompt, str):
-                prompt[-1]["content"] += _objections(note)
-            prompts.append(as_client_prompt(prompt))
-        return [answer.text for answer in self.client.generate(prompts, self.params)]
+        prompts = [
+            self.correction.prompt(case.problem, case.student_steps, case.solution)
+            for case in cases
+        ]
+        return self._ask(prompts, feedback)
+
+    def _ask(self, prompts: Sequence[TextPrompt], feedback: Sequence[str | None]) -> list[str]:
+        asked = [
+            as_client_prompt(prompt if note is None else _with_objections(prompt, note))
+            for prompt, note in zip(prompts, feedback, strict=True)
+        ]
+        return [answer.text for answer in self.client.generate(asked, self.params)]
 
 
-def _objections(note: str | None) -> str:
-    return "" if note is None else f"\n\nAn inspector objected to your last attempt:\n{note}"
+def _with_objections(prompt: TextPrompt, note: str) -> TextPrompt:
+    addition = f"\n\nYour earlier attempts were objected to:\n{note}"
+    if isinstance(prompt, str):
+        return prompt + addition
+    *before, last = prompt
+    return [*before, last | {"content": last["content"] + addition}]
 
 
 class LLMInspector:

@@ -98,12 +98,14 @@ class HierarchicalTemplate:
     """The student's solution template.
 
     Args:
-        instruction: precedes the problem; ours by default. `from_file` reads another one.
+        prompt: precedes the problem, whose slot `{input}` at the end may be written out or not;
+            ours by default. `from_file` reads another one.
         generalized: ask for a generalisation (off: the ablation of Table 8).
     """
 
-    def __init__(self, instruction: str = SOLVE, *, generalized: bool = True) -> None:
-        self.instruction = instruction if generalized else _without_generalisation(instruction)
+    def __init__(self, prompt: str = SOLVE, *, generalized: bool = True) -> None:
+        before = prompt.removesuffix("{input}")
+        self.instruction = before if generalized else _without_generalisation(before)
         self.generalized = generalized
 
     @classmethod
@@ -123,7 +125,7 @@ class HierarchicalTemplate:
             raise ValueError(f"sha256 of {path} must be {sha256}, got {found}")
         if not text.endswith("{input}"):
             raise ValueError(f"{path} must end with the slot {{input}}, got ...{text[-20:]!r}")
-        return cls(text.removesuffix("{input}"))
+        return cls(text)
 
     def prompt(self, problem: str, steps: Sequence[str] = ()) -> list[dict[str, str]]:
         messages = [{"role": "user", "content": self.instruction + problem}]
@@ -154,7 +156,7 @@ class CorrectionTemplate:
             does; without it the prompt ends after step k - 1, as eq. 8 reads.
     """
 
-    def __init__(self, *, grounded: bool = False, include_wrong_step: bool = True) -> None:
+    def __init__(self, grounded: bool = False, *, include_wrong_step: bool = True) -> None:
         self.grounded = grounded
         self.include_wrong_step = include_wrong_step
 

@@ -43,6 +43,9 @@ class Trace:
     generalized: str | None = None
     answer: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+
     @property
     def first_error(self) -> int | None:
         """1-based place of the first step that carries a Cause."""

@@ -217,18 +217,45 @@ def test_logprobs_and_usage_are_read():
 
 def test_raw_text_is_scored_by_echo():
     def echo(text):
-        return [(character, -float(ord(character))) for character in text]
+        return [(char, -float(ord(char)), {char: -float(ord(char))}) for char in text]
 
     with FakeServer(echo_client(), echo=echo) as server:
         client = endpoint(server, extra_capabilities=["scores"])
         scores = client.score_continuations(["ab"], [["c", "de"]])[0]
     assert scores.tokens == ((-99.0,), (-100.0, -101.0))
     assert scores.best == 0
+    assert scores.greedy == (True, True)
+
+
+def test_echo_tells_the_most_probable_token_from_the_better_option():
+    """The best option need not be greedy, and a server may keep its alternatives to itself."""
+
+    def echo(text):
+        best = {"c": -1.0, "x": -0.5} if "c" in text else {"d": -2.0}
+        return [(char, -1.0 if char == "c" else -2.0, best) for char in text]
+
+    def silent(text):
+        return [(char, -1.0, None) for char in text]
+
+    for answer, greedy in ((echo, (False, True)), (silent, (None, None))):
+        with FakeServer(echo_client(), echo=answer) as server:
+            client = endpoint(server, extra_capabilities=["scores"])
+            assert client.score_continuations(["a"], [["c", "d"]])[0].greedy == greedy
+
+
+def test_scoring_after_nothing_is_refused():
+    with FakeServer(echo_client(), echo=lambda text: [(text, -1.0, None)]) as server:
+        client = endpoint(server, extra_capabilities=["scores"])
+        with pytest.raises(ValueError, match="prompt 1 is empty"):
+            client.score_continuations(["a", "  "], [["c"], ["c"]])
+        with pytest.raises(ValueError, match="one entry per prompt"):
+            client.score_continuations(["a"], [])
 
 
 def test_echoed_tokens_that_begin_with_the_prompts_last_blank_are_scored():
     def echo(text):
-        return [("is it?", -7.0), (text.removeprefix("is it?"), -0.5 if "yes" in text else -2.0)]
+        value = -0.5 if "yes" in text else -2.0
+        return [("is it?", -7.0, None), (text.removeprefix("is it?"), value, None)]
 
     with FakeServer(echo_client(), echo=echo) as server:
         client = endpoint(server, extra_capabilities=["scores"])
@@ -237,7 +264,7 @@ def test_echoed_tokens_that_begin_with_the_prompts_last_blank_are_scored():
 
 
 def test_a_continuation_without_a_token_of_its_own_is_refused():
-    with FakeServer(echo_client(), echo=lambda text: [(text, -1.0)]) as server:
+    with FakeServer(echo_client(), echo=lambda text: [(text, -1.0, None)]) as server:
         client = endpoint(server, extra_capabilities=["scores"])
         with pytest.raises(CapabilityError, match="'c'"):
             client.score_continuations(["ab"], [["c"]])

@@ -71,6 +71,17 @@ def test_continuations_are_scored_by_prompt_logprobs(engine, tokenizer):
     assert scores.greedy == tuple(all(i % 2 == 0 for i in row) for row in ids)
 
 
+def test_scoring_follows_the_rule_of_the_other_clients(engine):
+    """Blanks at the prompt's end go to the continuation; a blank prompt has no score."""
+    client = VLLMClient(engine, model_id="v")
+    apart = client.score_continuations(["ab "], [["c"]])[0]
+    assert apart.tokens == client.score_continuations(["ab"], [[" c"]])[0].tokens
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        client.score_continuations(["  "], [["c"]])
+    with pytest.raises(ValueError, match="empty string"):
+        client.score_continuations(["a"], [[""]])
+
+
 def test_a_missing_vllm_is_told(tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match="pip install vllm"):

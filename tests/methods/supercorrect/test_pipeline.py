@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ritornello.common.chat import GenerationParams, ScriptedClient
+from ritornello.common.errors import UserError
 from ritornello.experiments.supercorrect.world import (
     ModularSolver,
     ModularWorld,
@@ -20,6 +21,7 @@ from ritornello.experiments.supercorrect.world import (
 from ritornello.methods.supercorrect import (
     CorrectionTemplate,
     ErrorCase,
+    HierarchicalTemplate,
     LLMInspector,
     LLMTeacher,
     MathProblem,
@@ -225,7 +227,7 @@ def test_answer_repair_takes_the_corrections_answer():
             return corrected("1+1=2")
         return "<Step1>1+1=3</Step1><Generalized>add</Generalized><Answer>3</Answer>"
 
-    (solved,) = solve(scripted(reply), "1+1?", repair="answer")
+    solved = solve(scripted(reply), "1+1?", repair="answer")
     assert (solved.first_answer, solved.answer, solved.steps) == ("3", "2", ("1+1=2",))
 
 
@@ -263,7 +265,9 @@ def test_teacher_texts_run_through_the_review(tmp_path):
     assert data.dropped == {"unparsable": 1, "rejected": 1}
     assert asked.count(0) == 3  # three attempts to parse
     assert asked.count(2) == 4  # one attempt and three revisions
-    row = data.rows[0]
+    row = data[0]
+    assert (len(data), data["id"]) == (4, [r["id"] for r in data])
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
     assert row["prompt"][0]["content"].endswith("What is 1+1?")
     assert row["completion"] == thought(2).replace("><", ">\n<")
     states = [json.loads(line)["state"] for line in journal.read_text().splitlines()]
@@ -299,6 +303,49 @@ def test_an_interrupted_review_goes_on_without_asking_again(tmp_path):
     third = build_hsft_dataset(PROBLEMS[1:], LLMTeacher(scripted(reply)), journal=journal)
     assert asked == [1, 2]
     assert third.rows == again.rows
+
+
+def test_no_question_is_asked_twice_in_the_same_words():
+    """A greedy teacher would repeat itself: every retry says what was wrong with all attempts."""
+    teacher = scripted(
+        lambda text: "no tags" if text.count("could not be read") < 2 else thought(2)
+    )
+    data = build_hsft_dataset(PROBLEMS[1:2], LLMTeacher(teacher))
+    assert [row["id"] for row in data.rows] == ["q1"]
+    texts = [call.messages[-1].text for call in teacher.calls]
+    assert len(set(texts)) == len(texts) == 3
+    assert "1. it could not be read: no step, no generalisation, no answer\n2. it" in texts[2]
+
+
+def test_objections_reach_a_teacher_that_is_asked_in_raw_text(cases):
+    """The world's correction format has plain-text prompts."""
+    seen = []
+
+    def reply(text):
+        seen.append(text)
+        return "#2 nonsense" if len(seen) == 1 else oracle_student(text.split("\n\n")[0])
+
+    teacher = LLMTeacher(scripted(reply), correction=CORRECTION)
+    oracle = OracleTeacher(SOLVER)
+    case = next(case for case in cases if case.first_error == 1)
+    data = build_correction_pairs([case], teacher, scripted(lambda t: "<OK>"), oracle, **WORDS)
+    assert [row["error_step"] for row in data.rows] == [1]
+    assert seen[1].startswith(seen[0])
+    assert "1. it does not correct the first error" in seen[1]
+
+
+def test_a_journal_of_another_template_is_refused(tmp_path):
+    journal = tmp_path / "journal.jsonl"
+    short = HierarchicalTemplate(generalized=False)
+    teacher = LLMTeacher(scripted(lambda text: "<Step1>add</Step1><Answer>2</Answer>"))
+    build_hsft_dataset(PROBLEMS[1:2], teacher, template=short, journal=journal)
+    with pytest.raises(UserError, match=r"journal.jsonl holds .*'q1'.* another template"):
+        build_hsft_dataset(PROBLEMS[1:2], teacher, journal=journal)
+
+
+def test_a_problem_without_an_answer_is_refused():
+    with pytest.raises(ValueError, match="answer of problem 'q'"):
+        MathProblem("q", "What?", " ", "s")
 
 
 def test_ids_must_be_unique():
