@@ -59,6 +59,7 @@ class Transfer(Experiment):
         tuning_image_size: pixels at fine-tuning and test; `image_size` if None.
         directions: scan directions of the fine-tuned models.
         labelled: numbers of labelled training images; None is all.
+        head_std: deviation of a pretrained classifier's head weights before fine-tuning.
     """
 
     data: Callable[..., ImageData]
@@ -69,6 +70,7 @@ class Transfer(Experiment):
     tuning_image_size: int | None = None
     directions: list[str] = field(default_factory=lambda: ["cross"])
     labelled: list[int | None] = field(default_factory=lambda: [None])
+    head_std: float = 2e-5
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -173,7 +175,7 @@ class Transfer(Experiment):
             **self.sizes,
         )
         if weights is not None:
-            initialize_from(model, weights)
+            initialize_from(model, weights, head_std=self.head_std)
         return tune(
             model,
             data,

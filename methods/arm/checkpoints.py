@@ -141,10 +141,17 @@ def load_official_checkpoint(path: str | Path) -> dict[str, Tensor]:
     return from_official(weights)
 
 
-def initialize_from(model: ARMForImageClassification, state_dict: dict[str, Tensor]) -> nn.Module:
-    """Loads pretrained weights into a classifier and shrinks its head, as the paper fine-tunes."""
+def initialize_from(
+    model: ARMForImageClassification, state_dict: dict[str, Tensor], *, head_std: float = 2e-5
+) -> nn.Module:
+    """Loads pretrained weights into a classifier and draws its head anew.
+
+    Args:
+        head_std: standard deviation of the head's weights; the official fine-tuning takes 2e-5, a
+            model trained from scratch has 0.02.
+    """
     model.load_state_dict(convert_pretrained(state_dict, model), strict=False)
     if model.num_classes:
         assert isinstance(model.head, nn.Linear)
-        nn.init.trunc_normal_(model.head.weight, std=2e-5)
+        nn.init.trunc_normal_(model.head.weight, std=head_std)
     return model
