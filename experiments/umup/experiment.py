@@ -2,66 +2,35 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from ritornello.common.errors import UserError
-from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.common.runs import Cell, CellContext, Measurement
 from ritornello.experiments.umup.figures import figures
-from ritornello.experiments.umup.training import Arm, Corpus, Recipe, build, train, validation_loss
+from ritornello.experiments.umup.search import Interdependence, Search
+from ritornello.experiments.umup.trained import Trained
+from ritornello.experiments.umup.training import Arm, build, train, validation_loss
 from ritornello.methods.umup import DecoderLM
 from ritornello.methods.umup.fp8 import flushed_fraction
 from ritornello.methods.umup.modules import Projection
-from ritornello.methods.umup.sweep import (
-    SearchResult,
-    independent_search,
-    interpolate_loss,
-    parabola_optimum,
-    random_search,
-)
+from ritornello.methods.umup.sweep import interpolate_loss, parabola_optimum
 from ritornello.methods.umup.track import ScaleTracker, coordinate_check, exponent_histogram
 
-__all__ = ["Initialisation", "LowPrecision", "Search", "Transfer", "figures"]
+__all__ = [
+    "Initialisation",
+    "Interdependence",
+    "LowPrecision",
+    "Search",
+    "Transfer",
+    "figures",
+]
 
 
 @dataclass
-class _Training(Experiment):
-    recipe: Recipe
-    text: Callable[[], str]
-
-    def prepare(self) -> None:
-        if self.recipe.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("device=cuda, but there is no CUDA device: use device=cpu")
-
-    @cached_property
-    def corpus(self) -> Corpus:
-        return Corpus(self.text(), self.recipe.tokens)
-
-    def final_loss(self, arm: Arm, recipe: Recipe, log2_rate: float, cell: Cell, scratch) -> float:
-        """Held-out loss after training at one rate; remembered in `scratch` for a rerun."""
-        name = json.dumps([recipe.width, recipe.layers, recipe.batch, recipe.steps, log2_rate])
-        done = scratch / "losses.json"
-        losses = json.loads(done.read_text()) if done.exists() else {}
-        if name not in losses:
-            folder = scratch / f"run{len(losses)}"
-            model = build(arm, recipe, cell.seed)
-            train(
-                model, arm, recipe, self.corpus,
-                rate=2.0**log2_rate, seed=cell.seed, scratch=folder,
-            )  # fmt: skip
-            losses[name] = validation_loss(model, self.corpus, recipe)
-            unfinished = done.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(losses))
-            unfinished.replace(done)
-            (folder / "training.pt").unlink(missing_ok=True)
-        return losses[name]
-
-
-@dataclass
-class Transfer(_Training):
+class Transfer(Trained):
     """Loss against learning rate at several sizes; how far the optimum moves (figs. 1, 5).
 
     Args:
@@ -85,26 +54,28 @@ class Transfer(_Training):
         rates, curves, optima = list(arm.log2_rates), {}, {}
         for value in self.values:
             recipe = replace(self.recipe, **{self.axis: value})
-            losses = [self.final_loss(arm, recipe, rate, cell, context.scratch) for rate in rates]
+            losses = [
+                self.final_loss(arm, recipe, rate, cell.seed, context.scratch) for rate in rates
+            ]
             for rate, loss in zip(rates, losses, strict=True):
                 if math.isfinite(loss):
                     place = {self.axis: value, "log2_rate": rate}
-                    yield Measurement("validation_loss", loss, "nats/byte", coordinates=place)
+                    yield Measurement("validation_loss", loss, self.recipe.unit, coordinates=place)
             curves[value] = [loss if math.isfinite(loss) else math.inf for loss in losses]
             optima[value] = parabola_optimum(rates, losses)
             place = {self.axis: value}
             yield Measurement("optimum", optima[value], "log2 rate", coordinates=place)
-            yield Measurement("best_loss", min(curves[value]), "nats/byte", coordinates=place)
+            yield Measurement("best_loss", min(curves[value]), self.recipe.unit, coordinates=place)
         first, last = self.values[0], self.values[-1]
         shift = optima[last] - optima[first]
         yield Measurement("shift", shift, "octaves")
         yield Measurement("absolute_shift", abs(shift), "octaves")
         reused = interpolate_loss(rates, curves[last], optima[first])
-        yield Measurement("reuse_cost", reused - min(curves[last]), "nats/byte")
+        yield Measurement("reuse_cost", reused - min(curves[last]), self.recipe.unit)
 
 
 @dataclass
-class Initialisation(_Training):
+class Initialisation(Trained):
     """RMS of every tensor at initialisation by width, and what E5M2 would lose (fig. 6).
 
     Args:
@@ -172,7 +143,7 @@ class Initialisation(_Training):
 
 
 @dataclass
-class LowPrecision(_Training):
+class LowPrecision(Trained):
     """Training with and without simulated FP8, and the scales on the way (figs. 7, 8)."""
 
     looks: int = 4
@@ -199,56 +170,9 @@ class LowPrecision(_Training):
         yield from seen
         value = validation_loss(model, self.corpus, self.recipe)
         if math.isfinite(value):
-            yield Measurement("validation_loss", value, "nats/byte")
+            yield Measurement("validation_loss", value, self.recipe.unit)
         histogram = _histograms(model, self.corpus.batch(cell.seed, 0, self.recipe.batch))
         (context.artifacts / "exponents.json").write_text(json.dumps(histogram))
-
-
-@dataclass
-class Search(_Training):
-    """Best loss against the number of runs, for line searches and for joint search (fig. 2).
-
-    Args:
-        recipe: training set-up.
-        text: gives the text.
-        multipliers: candidates of each multiplier, as fields of the parametrisation, by arm's
-            parametrisation name.
-        runs: of the joint random search.
-    """
-
-    multipliers: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-    runs: int = 1
-
-    def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
-        kind = type(arm.parametrization).__name__
-        grids = dict((self.multipliers or {}).get(kind, {}))
-        known = {field.name for field in fields(arm.parametrization)}
-        if not grids or set(grids) - known:
-            raise UserError(f"multipliers.{kind} must name fields among {sorted(known)}")
-
-        def evaluate(values: dict[str, float]) -> float:
-            chosen = {name: value for name, value in values.items() if name != "lr"}
-            tuned = replace(arm, parametrization=replace(arm.parametrization, **chosen))
-            model = build(tuned, self.recipe, cell.seed)
-            train(model, tuned, self.recipe, self.corpus, rate=values["lr"], seed=cell.seed)
-            return validation_loss(model, self.corpus, self.recipe)
-
-        rates = [2.0**rate for rate in arm.log2_rates]
-        generator = torch.Generator().manual_seed(cell.seed)
-        found: dict[str, SearchResult] = {
-            "independent": independent_search(evaluate, rates, grids),
-            "random": random_search(
-                evaluate, {"lr": rates} | grids, self.runs, generator=generator
-            ),
-        }
-        for strategy, result in found.items():
-            for run, loss in enumerate(result.best_so_far(), start=1):
-                place = {"strategy": strategy, "run": run}
-                if math.isfinite(loss):
-                    yield Measurement("best_so_far", loss, "nats/byte", coordinates=place)
-        independent = found["independent"]
-        lines = [t.loss for t in independent.trials if t.phase == "rate" and math.isfinite(t.loss)]
-        yield Measurement("gain_over_rate_only", min(lines) - independent.best.loss, "nats/byte")
 
 
 def _hidden(name: str, module: torch.nn.Module) -> bool:

@@ -1,25 +1,25 @@
-"""Byte-level language models under one training recipe for every parametrisation."""
+"""Language models under one training recipe for every parametrisation."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ritornello.common.errors import UserError
 from ritornello.common.training.fit import fit
 from ritornello.common.training.schedule import cosine_with_warmup
+from ritornello.experiments.umup.corpus import BYTES, Corpus
 from ritornello.methods.umup import DecoderConfig, DecoderLM, Fp8Cast
 from ritornello.methods.umup.parametrization import Parametrization
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-BYTES = 256
+Fp8 = Literal["none", "simulated", "hardware"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Arm:
         parametrization: SP, muP or u-muP.
         log2_rates: learning rates to try, as powers of two.
         clip_norm: gradient clipping; None for u-muP, whose gradients are unit-scaled.
-        fp8: simulate FP8 matrix products.
+        fp8: matrix products in FP8, by rounding ("simulated") or on the FP8 units of a GPU.
         log2_rate: the one rate of parts that do not sweep it.
     """
 
@@ -38,7 +38,11 @@ class Arm:
     log2_rates: tuple[float, ...]
     clip_norm: float | None
     log2_rate: float
-    fp8: bool = False
+    fp8: Fp8 = "none"
+
+    def __post_init__(self) -> None:
+        if self.fp8 not in get_args(Fp8):
+            raise UserError(f"fp8 must be one of {get_args(Fp8)}, got {self.fp8!r}")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Recipe:
         validation_windows: held-out windows.
         checkpoint_every: steps between checkpoints; 0 for runs of seconds.
         device: "cpu" or "cuda".
+        vocabulary: number of tokens; 256 for bytes.
     """
 
     width: int
@@ -74,46 +79,31 @@ class Recipe:
     validation_windows: int
     checkpoint_every: int
     device: str
+    vocabulary: int = 256
 
     @property
     def model(self) -> DecoderConfig:
+        """Sizes of the model."""
         return DecoderConfig(
-            BYTES,
+            self.vocabulary,
             self.width,
             self.layers,
             self.width // self.head_dim,
             hidden=int(self.ffn_ratio * self.width),
         )
 
-
-class Corpus:
-    """A text as bytes, the last tenth held out."""
-
-    def __init__(self, text: str, tokens: int) -> None:
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
-        cut = len(data) * 9 // 10
-        self.train, self.validation, self.tokens = data[:cut], data[cut:], tokens
-        if len(self.validation) <= tokens + 1:
-            raise UserError(f"the text has {len(data)} bytes, too few for windows of {tokens}")
-
-    def batch(self, seed: int, step: int, windows: int) -> Int[Tensor, "windows tokens+1"]:
-        """Training windows of a step, a function of seed and step alone."""
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
-        starts = torch.randint(len(self.train) - self.tokens - 1, (windows,), generator=generator)
-        return self.train[starts[:, None] + torch.arange(self.tokens + 1)]
-
-    def held_out(self, windows: int) -> Int[Tensor, "windows tokens+1"]:
-        """The same evenly spaced held-out windows for everyone."""
-        starts = torch.linspace(0, len(self.validation) - self.tokens - 1, windows).long()
-        return self.validation[starts[:, None] + torch.arange(self.tokens + 1)]
+    @property
+    def unit(self) -> str:
+        """Of losses."""
+        return "nats/byte" if self.vocabulary == BYTES else "nats/token"
 
 
 def build(arm: Arm, recipe: Recipe, seed: int) -> DecoderLM:
     """The initial model of a seed."""
     generator = torch.Generator().manual_seed(seed)
     model = DecoderLM(recipe.model, arm.parametrization, generator=generator)
-    if arm.fp8:
-        Fp8Cast().attach(model)
+    if arm.fp8 != "none":
+        Fp8Cast(hardware=arm.fp8 == "hardware").attach(model)
     return model
 
 
@@ -188,7 +178,7 @@ def _module(
 
 @torch.no_grad()
 def validation_loss(model: DecoderLM, corpus: Corpus, recipe: Recipe) -> float:
-    """Mean held-out cross entropy in nats per byte; nan where training diverged."""
+    """Mean held-out cross entropy in nats per token; nan where training diverged."""
     model.eval()
     device = next(model.parameters()).device
     total = 0.0
@@ -199,24 +189,3 @@ def validation_loss(model: DecoderLM, corpus: Corpus, recipe: Recipe) -> float:
     model.train()
     value = total / recipe.validation_windows
     return value if math.isfinite(value) else math.nan
-
-
-def wikitext103(split: str = "train", path: str | None = None) -> str:
-    """WikiText-103 as one text: a local file or folder, or the hub set `Salesforce/wikitext`.
-
-    Raises:
-        UserError: no such file, or no network.
-    """
-    from ritornello.common.data.text import wikitext2
-
-    if path is not None:
-        return wikitext2(split, path)  # reads any local text or folder of splits
-    import pandas as pd
-
-    from ritornello.common.models.hub import hub_snapshot
-
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset") / "wikitext-103-raw-v1"
-    files = sorted(folder.glob(f"{split}-*.parquet"))
-    if not files:
-        raise UserError(f"split must be train, validation or test, got {split!r}")
-    return "\n\n".join(pd.concat([pd.read_parquet(file) for file in files])["text"])
