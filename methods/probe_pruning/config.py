@@ -17,16 +17,16 @@ class ProbePruningConfig:
     Attributes:
         ratio: share of heads and channels to remove over all layers, in [0, 1).
         skip_layers: layers that stay dense; the others are pruned the more (`effective_ratio`).
-        method: `probe` (this paper), `static` (chosen once, from the calibration history),
-            `full_batch` (the whole batch is the probe, no history) or `dense`.
-        score: PPsp (section 3), Wanda-sp or FLAP.
         probe_ratios: share of tokens and of samples that form the probe; an axis left out of
             `order` stays whole.
         order: which axis is ranked first.
+        score: PPsp (section 3), Wanda-sp or FLAP.
         fusion: of probe and history: by `importance`, with a `fixed` weight, or `none`.
         fixed_weight: weight of the probe under `fixed`.
         momentum: of the history's moving average.
         multiple: the number of kept channels is a multiple of it.
+        method: `probe` (this paper), `static` (chosen once, from the calibration history),
+            `full_batch` (the whole batch is the probe, no history) or `dense`.
         update_history: whether the history follows what is served.
         parallel: PP-Parallel: probe the residual of the previous block, on a second CUDA stream.
         bias_compensation: FLAP's constant in place of what was removed; static only.
@@ -40,16 +40,16 @@ class ProbePruningConfig:
 
     ratio: float = 0.4
     skip_layers: tuple[int, ...] = (0, 1, 2)
-    method: Method = "probe"
-    score: Score = "ppsp"
     probe_ratios: Mapping[Axis, float] = field(
         default_factory=lambda: {"tokens": 0.5, "samples": 0.05}
     )
     order: tuple[Axis, ...] = ("tokens", "samples")
+    score: Score = "ppsp"
     fusion: Fusion = "importance"
     fixed_weight: float = 0.5
     momentum: float = 0.99
     multiple: int = 64
+    method: Method = "probe"
     update_history: bool = True
     parallel: bool = False
     bias_compensation: bool = False

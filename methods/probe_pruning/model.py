@@ -84,19 +84,19 @@ class PrunedModel(nn.Module):
         """{layer: (kept heads, kept channels)} of the last prefill, ascending."""
         return dict(self.session.selection)
 
-    def flops(self, batch: int, tokens: int) -> FlopCount:
-        """Analytic FLOPs of a prefill of (batch, tokens), probes included."""
-        if batch < 1 or tokens < 1:
-            raise ValueError(f"batch and tokens must be at least 1, got {batch}, {tokens}")
+    def flops(self, batch: int, seq: int) -> FlopCount:
+        """Analytic FLOPs of a prefill of (batch, seq) tokens, probes included."""
+        if batch < 1 or seq < 1:
+            raise ValueError(f"batch and seq must be at least 1, got {batch}, {seq}")
         kept = {number: self._num_kept(layer) for number, layer in self.layers.items()}
         probe = None
         if self.pruning.method == "full_batch":
-            probe = (batch, tokens)
+            probe = (batch, seq)
         elif self.pruning.method == "probe":
-            blank = torch.zeros(batch, tokens, 1)
+            blank = torch.zeros(batch, seq, 1)
             chosen = probe_positions(blank, self.pruning.probe_ratios, self.pruning.order)
             probe = (len(chosen[0]), len(chosen[1]))
-        return count_flops(self._shape, kept, self._num_layers, batch, tokens, probe)
+        return count_flops(self._shape, kept, self._num_layers, batch, seq, probe)
 
     # --- history ---
 
@@ -334,12 +334,12 @@ class PrunedModel(nn.Module):
         return self.model
 
 
-def prune_model(model: "PreTrainedModel", config: ProbePruningConfig | None = None) -> PrunedModel:
+def prune_model(model: "PreTrainedModel", cfg: ProbePruningConfig | None = None) -> PrunedModel:
     """Puts a causal language model under pruning, in place; weights are shared, none is lost.
 
     Args:
         model: a Llama, Mistral, Qwen2 or OPT causal language model of transformers.
-        config: the arm; Probe Pruning at 40 % by default.
+        cfg: the arm; Probe Pruning at 40 % by default.
 
     Raises:
         ValueError: the architecture is not supported, the model is pruned already, or the
@@ -347,7 +347,7 @@ def prune_model(model: "PreTrainedModel", config: ProbePruningConfig | None = No
     """
     if isinstance(model, PrunedModel) or _is_pruned(model):
         raise ValueError("model is pruned already: unwrap(...) it first")
-    return PrunedModel(model, config or ProbePruningConfig())
+    return PrunedModel(model, cfg or ProbePruningConfig())
 
 
 def unwrap(pruned: PrunedModel) -> "PreTrainedModel":

@@ -34,30 +34,26 @@ def num_heads_to_prune(num_heads: int, ratio: float) -> int:
     return int(ratio * num_heads)
 
 
-def num_channels_to_prune(
-    num_channels: int, ratio: float, multiple: int, *, legacy: bool = False
-) -> int:
-    """int(ratio * num_channels), lowered until the number kept is a multiple of `multiple`.
+def num_channels_to_prune(num: int, ratio: float, multiple: int, *, legacy: bool = False) -> int:
+    """int(ratio * num), lowered until the number kept is a multiple of `multiple`.
 
     Args:
-        num_channels: F.
+        num: F.
         ratio: the effective ratio.
         multiple: of kept channels.
-        legacy: where `num_channels` is too small for that, the published code slices from the end
+        legacy: where `num` is too small for that, the published code slices from the end
             by accident and keeps few channels; by default nothing is pruned there.
 
     Raises:
         ValueError: there is no channel, or `multiple` is not positive.
     """
-    if num_channels < 1 or multiple < 1:
-        raise ValueError(
-            f"num_channels and multiple must be at least 1, got {num_channels}, {multiple}"
-        )
-    pruned = int(ratio * num_channels)
-    remainder = (num_channels - pruned) % multiple
+    if num < 1 or multiple < 1:
+        raise ValueError(f"num and multiple must be at least 1, got {num}, {multiple}")
+    pruned = int(ratio * num)
+    remainder = (num - pruned) % multiple
     if remainder:
         pruned -= multiple - remainder
-    return pruned % num_channels if legacy else max(pruned, 0)
+    return pruned % num if legacy else max(pruned, 0)
 
 
 def keep_highest(scores: Float[Tensor, " units"], count: int) -> Int[Tensor, " count"]:

@@ -1,7 +1,10 @@
 """What is quantised, to how many bits, and how activations are smoothed."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args, get_origin
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -15,28 +18,28 @@ class RRSConfig:
         a_bits: bits of the activations entering q, k, v, o, gate, up and down; likewise.
         k_bits: bits of the keys, after the position embedding.
         v_bits: bits of the values, one scale a token over all heads.
-        k_group: one key scale per "head" of a token, or per "token" over all heads.
         rotate: rotate the residual stream, the values, the MLP's inner state (and the keys).
         rotate_mode: "hadamard" wants Hadamard matrices for every rotated width; "random" rotates
             the residual stream by a random orthogonal matrix and uses block-diagonal Hadamard
             matrices where a width has none.
-        center_embeddings: subtract each embedding row's mean before rotating, as QuaRot does; for
-            RMSNorm models it changes the function slightly.
         smooth: "runtime" divides by scales found at run time (RS); "static" moves scales into the
             weights beforehand (SmoothQuant).
         group_size: sorted channels that share a run-time scale; 1 exists in simulation only.
         targets: inputs that are smoothed at run time. "official" leaves q, k and v out.
         scale_stat: "absmax" (the paper) or "token_normalised" (ours: each token is divided by its
             own maximum first, so that a spike no longer dictates the scales).
-        static_alpha: share of the difficulty that SmoothQuant moves into the weights.
         weight_method: "gptq" or "rtn" (round to nearest).
         w_clip: search a clipping of the weight range per output channel.
         w_group_size: input channels that share a weight scale; None for one scale a row.
         a_clip_ratio: fraction of a token's largest magnitude that is represented.
         decode: "online" finds scales in every forward; "reuse" keeps those of the prefill while a
             cache is being continued.
-        execution: "simulate" multiplies de-quantised values; "integer" multiplies integers.
         seed: seed of the random signs or the random orthogonal matrix.
+        k_group: one key scale per "head" of a token, or per "token" over all heads.
+        center_embeddings: subtract each embedding row's mean before rotating, as QuaRot does; for
+            RMSNorm models it changes the function slightly.
+        static_alpha: share of the difficulty that SmoothQuant moves into the weights.
+        execution: "simulate" multiplies de-quantised values; "integer" multiplies integers.
 
     Raises:
         ValueError: a value is outside what is accepted.
@@ -46,31 +49,31 @@ class RRSConfig:
     a_bits: int = 4
     k_bits: int = 16
     v_bits: int = 16
-    k_group: Literal["head", "token"] = "head"
     rotate: bool = True
     rotate_mode: Literal["hadamard", "random"] = "hadamard"
-    center_embeddings: bool = False
     smooth: Literal["none", "runtime", "static"] = "runtime"
     group_size: int = 128
     targets: Literal["official", "all"] = "official"
     scale_stat: Literal["absmax", "token_normalised"] = "absmax"
-    static_alpha: float = 0.5
     weight_method: Literal["gptq", "rtn"] = "gptq"
     w_clip: bool = True
     w_group_size: int | None = None
     a_clip_ratio: float = 1.0
     decode: Literal["online", "reuse"] = "online"
-    execution: Literal["simulate", "integer"] = "simulate"
     seed: int = 0
+    k_group: Literal["head", "token"] = field(default="head", kw_only=True)
+    center_embeddings: bool = field(default=False, kw_only=True)
+    static_alpha: float = field(default=0.5, kw_only=True)
+    execution: Literal["simulate", "integer"] = field(default="simulate", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("w_bits", "a_bits", "k_bits", "v_bits"):
             check_bits(name, getattr(self, name), also_16=True)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                accepted = ", ".join(map(repr, get_args(field.type)))
-                raise ValueError(f"{field.name} must be one of {accepted}; got {value!r}")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if get_origin(option.type) is Literal and value not in get_args(option.type):
+                accepted = ", ".join(map(repr, get_args(option.type)))
+                raise ValueError(f"{option.name} must be one of {accepted}; got {value!r}")
         if self.group_size < 1:
             raise ValueError(f"group_size must be at least 1, got {self.group_size}")
         if self.w_group_size is not None and self.w_group_size < 1:
@@ -103,6 +106,12 @@ class RRSConfig:
     def needs_calibration(self) -> bool:
         """Whether `quantize_model` must be given text."""
         return self.smooth == "static" or (self.weight_method == "gptq" and self.w_bits < 16)
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raises ValueError where a value is NaN or infinite; compiled graphs are not checked."""
+    if not torch.compiler.is_compiling() and not values.isfinite().all():
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
 
 
 def check_bits(name: str, bits: int, *, also_16: bool = False) -> None:

@@ -10,7 +10,7 @@ from ritornello.methods.rrs.clipping import (
     weight_levels,
     weight_range,
 )
-from ritornello.methods.rrs.config import check_bits
+from ritornello.methods.rrs.config import check_bits, check_finite
 from ritornello.methods.rrs.quantizers import Quantized
 
 
@@ -61,6 +61,12 @@ def gptq_quantize(
         ValueError: an argument is outside what is accepted.
     """
     check_bits("bits", bits)
+    check_finite("weight", weight)
+    check_finite("hessian", hessian)
+    if damping < 0 or block_size < 1:
+        raise ValueError(
+            f"damping must be at least 0 and block_size at least 1, got {damping}, {block_size}"
+        )
     channels = weight.shape[1]
     if hessian.shape != (channels, channels):
         raise ValueError(f"hessian must be {(channels, channels)}, got {tuple(hessian.shape)}")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ritornello.common.kernels.block_gemm import block_scaled_matmul, pack_int4, unpack_int4
 from ritornello.common.kernels.quantize import smooth_quantize
+from ritornello.methods.rrs.config import check_finite
 from ritornello.methods.rrs.quantizers import Quantized, round_symmetric
 from ritornello.methods.rrs.rotation import InputRotation
 from ritornello.methods.rrs.smoothing import GroupedScale, grouped_scale, no_smoothing
@@ -86,8 +87,7 @@ def rrs_linear(
         raise ValueError(
             f"x must be (batch, tokens, channels) or (tokens, channels), got {tuple(x.shape)}"
         )
-    if not torch.compiler.is_compiling() and not x.isfinite().all():
-        raise ValueError("x must be finite, got NaN or infinity")
+    check_finite("x", x)
     quantizer = ActivationQuantizer(bits, clip, stat, group_size)
     rows = x if x.ndim == 3 else x[None]
     scale = find_scale(rows, quantizer, keep, backend)
@@ -319,7 +319,8 @@ class QuantLinear(nn.Module):
         shape = self.context.shape
         if shape is not None and x.shape[:-1].numel() == shape[0] * shape[1]:
             return x.reshape(*shape, self.in_features), self.context.keep
-        return (x[None] if x.ndim == 2 else x), None
+        rows = x[None] if x.ndim == 1 else x
+        return rows.reshape(-1, *rows.shape[-2:]), None
 
     def _smoothing_scale(self, rows: Tensor, keep: Tensor | None) -> GroupedScale:
         reuse = self.quantizer.decode == "reuse"

@@ -46,7 +46,7 @@ _WEIGHT_FIELDS = (
 @torch.no_grad()
 def quantize_model(
     model: "PreTrainedModel",
-    config: RRSConfig,
+    cfg: RRSConfig,
     calibration_ids: Int[Tensor, "windows tokens"] | None = None,
 ) -> "PreTrainedModel":
     """Quantises a causal language model in place and returns it.
@@ -56,25 +56,25 @@ def quantize_model(
 
     Args:
         model: Llama, Mistral, Qwen2 or OPT, in evaluation mode.
-        config: what to do.
+        cfg: what to do.
         calibration_ids: token ids for GPTQ or SmoothQuant, one window a row.
 
     Raises:
         ValueError: unsupported architecture, widths without a Hadamard matrix, missing or malformed
             calibration text, or a model that was quantised before.
     """
-    _check(model, config, calibration_ids)
-    if config.smooth == "static":
+    _check(model, cfg, calibration_ids)
+    if cfg.smooth == "static":
         assert calibration_ids is not None
-        smooth_quant(model, collect_absmax(model, calibration_ids), config.static_alpha)
-    if config.rotate:
-        fuse_rms_norms(model, center_embeddings=config.center_embeddings)
-        rotate_model(model, config.seed, mode=config.rotate_mode)
-        rotate_inner_states(model, mode=config.rotate_mode)
-    install_projections(model, config)
-    if config.w_bits < 16:
-        round_weights(model, config, calibration_ids)
-    return requantize_activations(model, config)
+        smooth_quant(model, collect_absmax(model, calibration_ids), cfg.static_alpha)
+    if cfg.rotate:
+        fuse_rms_norms(model, center_embeddings=cfg.center_embeddings)
+        rotate_model(model, cfg.seed, mode=cfg.rotate_mode)
+        rotate_inner_states(model, mode=cfg.rotate_mode)
+    install_projections(model, cfg)
+    if cfg.w_bits < 16:
+        round_weights(model, cfg, calibration_ids)
+    return requantize_activations(model, cfg)
 
 
 def install_projections(model: "PreTrainedModel", config: RRSConfig) -> None:

@@ -12,7 +12,7 @@ from ritornello.methods.rrs.clipping import (
     weight_levels,
     weight_range,
 )
-from ritornello.methods.rrs.config import check_bits
+from ritornello.methods.rrs.config import check_bits, check_finite
 
 
 class Quantized(NamedTuple):
@@ -58,8 +58,7 @@ def quantize_per_token(
         raise ValueError(f"group_size must divide the {channels} channels of x, got {group_size}")
     if not 0 < clip <= 1:
         raise ValueError(f"clip must be in (0, 1], got {clip}")
-    if not torch.compiler.is_compiling() and not x.isfinite().all():
-        raise ValueError("x must be finite, got NaN or infinity")
+    check_finite("x", x)
     grouped = x.float().unflatten(-1, (-1, group_size or channels))
     if symmetric:
         q, scale = round_symmetric(grouped, bits, clip)
@@ -115,9 +114,10 @@ def quantize_weight(
         group_size: input channels that share a scale, a divisor of them; None for all.
 
     Raises:
-        ValueError: an argument is outside what is accepted.
+        ValueError: an argument is outside what is accepted, or `weight` is not finite.
     """
     check_bits("bits", bits)
+    check_finite("weight", weight)
     out, channels = weight.shape
     if group_size is not None:
         if group_size < 1 or channels % group_size:

@@ -50,12 +50,13 @@ class StreamRotation:
 def rotate_model(
     model: "PreTrainedModel", seed: int = 0, *, mode: Literal["hadamard", "random"] = "hadamard"
 ) -> "PreTrainedModel":
-    """Turns the residual stream of a model with fused norms, in place; its logits stay the same.
+    """Turns the residual stream of a model, in place; its logits stay the same.
 
     E <- E Q, readers W <- W Q, writers W <- Q^T W and b <- b Q, all computed in float64 (sec. 3.2).
+    Norms with a gain do not commute with Q: they are fused first where that has not been done.
 
     Args:
-        model: after `fuse_rms_norms`.
+        model: a supported causal language model.
         seed: of the random signs, or of the random matrix.
         mode: see `RRSConfig.rotate_mode`.
 
@@ -67,6 +68,7 @@ def rotate_model(
         turn = StreamRotation(model.config.hidden_size, mode, seed)
     except ValueError as error:
         raise ValueError(f"hidden size: {error}; set rotate_mode='random'") from error
+    fuse_rms_norms(model)
     for name in family.embeddings:
         _replace(decoder.get_submodule(name), "weight", turn)
     for layer in layers_of(model):
@@ -269,7 +271,7 @@ def _fold_norm(parent: nn.Module, name: str, readers: list[nn.Linear]) -> None:
             if reader.bias is None:
                 reader.bias = nn.Parameter(reader.weight.new_zeros(len(reader.weight)))
             _replace(reader, "bias", lambda b, moved=moved: b.double() + moved)
-        if "weight" in gains:
+        if "weight" in gains and not gains["weight"].eq(1).all():
             gain = gains["weight"].double()
             _replace(reader, "weight", lambda w, gain=gain: w.double() * gain)
     if isinstance(norm, nn.LayerNorm):

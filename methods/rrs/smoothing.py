@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ritornello.common.kernels.quantize import channel_absmax
+from ritornello.methods.rrs.config import check_finite
 
 _SMALLEST_SCALE = 1e-5
 
@@ -57,8 +58,7 @@ def runtime_smooth_scale(
     if stat not in ("absmax", "token_normalised"):
         raise ValueError(f"stat must be 'absmax' or 'token_normalised', got {stat!r}")
     scale = grouped_scale(x if x.ndim == 3 else x[None], group_size, stat, keep)
-    if not torch.compiler.is_compiling() and not scale.group_scale.isfinite().all():
-        raise ValueError("x must be finite, got NaN or infinity")
+    check_finite("x", scale.group_scale)
     channels = scale.per_channel(group_size)
     return channels if x.ndim == 3 else channels[0]
 

@@ -1,23 +1,23 @@
 """Two 4-bit integers to a byte: the even column in the low nibble, two's complement."""
 
 import torch
-from jaxtyping import Int8, UInt8
+from jaxtyping import Int, Int8, UInt8
 from torch import Tensor
 
 
-def pack_int4(q: Int8[Tensor, "*rows columns"]) -> UInt8[Tensor, "*rows columns/2"]:
-    """Packs integers in -8..7 along the last dimension.
+def pack_int4(q: Int[Tensor, "*rows columns"]) -> UInt8[Tensor, "*rows columns/2"]:
+    """Packs integers in -8..7, of any integer type, along the last dimension.
 
     Raises:
-        ValueError: not int8, an odd number of columns, or a value outside -8..7.
+        ValueError: not integers, an odd number of columns, or a value outside -8..7.
     """
-    if q.dtype != torch.int8:
-        raise ValueError(f"q must be int8, got {q.dtype}")
+    if q.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64):
+        raise ValueError(f"q must be signed integers (int8 ... int64), got {q.dtype}")
     if q.shape[-1] % 2:
         raise ValueError(f"q must have an even number of columns to be packed, got {q.shape[-1]}")
     if q.numel() and (q.min() < -8 or q.max() > 7):
         raise ValueError(f"q must lie in -8..7, got values in {q.min()}..{q.max()}")
-    bits = q.view(torch.uint8)
+    bits = q.to(torch.int8).view(torch.uint8)
     return (bits[..., 0::2] & 15) | (bits[..., 1::2] << 4)
 
 

@@ -76,6 +76,8 @@ def test_packing_puts_the_even_column_low_and_keeps_the_sign():
     packed = pack_int4(q)
     assert packed.tolist() == [[0x78, 0xF0]]
     assert torch.equal(unpack_int4(packed), q)
+    assert torch.equal(pack_int4(q.long()), packed)
+    assert unpack_int4(pack_int4(q[:0])).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_packing_puts_the_even_column_low_and_keeps_the_sign():
     [
         (torch.zeros(2, 3, dtype=torch.int8), "even number of columns"),
         (torch.full((1, 2), 8, dtype=torch.int8), r"-8\.\.7"),
-        (torch.zeros(1, 2), "int8"),
+        (torch.zeros(1, 2), "signed integers"),
     ],
 )
 def test_packing_refuses_what_does_not_fit(q, message):

@@ -35,8 +35,20 @@ def test_matrices_of_all_bases_up_to_512_are_orthogonal():
         assert torch.equal(matrix @ matrix.T, base * torch.eye(base)), base
 
 
+@pytest.mark.slow
+def test_all_bases_of_orders_up_to_4096_are_orthogonal_on_random_vectors():
+    bases = {hadamard_factors(n)[0] for n in range(1, 4097) if hadamard_order_exists(n)}
+    assert max(bases) == 2044
+    for base in bases:
+        check_on_random_vectors(base)
+
+
 @pytest.mark.parametrize("n", [620, 844, 1332, 1988])
 def test_larger_matrices_are_orthogonal_on_random_vectors(n):
+    check_on_random_vectors(n)
+
+
+def check_on_random_vectors(n):
     matrix = hadamard_matrix(n)
     x = torch.randint(-4, 5, (3, n), generator=torch.Generator().manual_seed(n)).float()
     assert torch.equal(x @ matrix @ matrix.T, n * x)

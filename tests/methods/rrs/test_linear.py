@@ -150,9 +150,50 @@ def test_more_bits_err_less(x, generator):
     assert errors[0] > errors[1] > 4 * errors[2]
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (0, 8), (3, 5, 7), (2, 1, 3, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_rounding_errs_by_half_a_step_at_most(shape, dtype, symmetric, bits, generator):
+    x = torch.randn(shape, generator=generator).to(dtype)
+    rounded = quantize_per_token(x, bits=bits, symmetric=symmetric)
+    assert rounded.q.shape == x.shape
+    assert rounded.scale.shape == (*shape[:-1], 1)
+    # At 2 bits the lowest level, -2, lies outside the symmetric range and is never needed.
+    error = (rounded.dequantize() - x.float()).abs()
+    assert error.le(0.5001 * rounded.scale).all()
+    if symmetric:
+        assert rounded.zero.eq(0).all()
+    zeros = quantize_per_token(torch.zeros_like(x), bits=bits, symmetric=symmetric)
+    assert zeros.dequantize().eq(0).all()
+
+
+def test_layer_takes_one_token_and_several_batch_axes(x, weight):
+    made = layer(weight)
+    stacked = torch.stack([x, 2 * x])
+    expected = torch.stack([made(x), made(2 * x)])
+    torch.testing.assert_close(made(stacked), expected)
+    torch.testing.assert_close(made(x[0, 3]), made(x[0, 3:4])[0])
+
+
 def test_symmetric_range_reaches_its_lowest_level():
     x = torch.tensor([[-8.0, 7.0, 0.5, 3.0]])
     assert quantize_per_token(x, clip=0.875).q.tolist() == [[-8, 7, 0, 3]]
+
+
+def test_weights_and_hessians_that_are_not_finite_are_named(generator):
+    weight = torch.randn(4, 8, generator=generator)
+    bad = weight.clone()
+    bad[1, 2] = torch.inf
+    for call in (quantize_weight, lambda w: gptq_quantize(w, torch.eye(8))):
+        with pytest.raises(ValueError, match="weight must be finite"):
+            call(bad)
+    with pytest.raises(ValueError, match="hessian must be finite"):
+        gptq_quantize(weight, torch.full((8, 8), torch.nan))
+    with pytest.raises(ValueError, match=r"hessian must be \(8, 8\)"):
+        gptq_quantize(weight, torch.eye(9))
+    with pytest.raises(ValueError, match="damping"):
+        gptq_quantize(weight, torch.eye(8), damping=-1.0)
 
 
 def test_gptq_keeps_outputs_better_than_rounding(generator):

@@ -62,6 +62,33 @@ def test_fusing_and_rotating_leaves_the_logits(original, ids, architecture, dtyp
     assert not torch.allclose(model.get_input_embeddings().weight, embeddings, atol=1e-3)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
+def test_rotation_alone_fuses_and_unties_what_it_must(original, ids, architecture, tied):
+    """Norm gains do not commute with Q, and a tied matrix would be turned twice."""
+    model = copy.deepcopy(original[architecture])
+    if tied:
+        model.lm_head.weight = model.get_input_embeddings().weight
+    expected = logits(model, ids)
+    rotate_model(model)
+    torch.testing.assert_close(logits(model, ids), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "opt"])
+def test_rotations_are_exact_in_double_precision(original, ids, architecture):
+    """The norms of transformers compute in float32; with norms that do not, 1e-9 is reached."""
+    model = copy.deepcopy(original[architecture]).double()
+    fuse_rms_norms(model)
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RMSNorm") and not isinstance(module, torch.nn.RMSNorm):
+            eps, width = module.variance_epsilon, len(module.weight)
+            plain = torch.nn.RMSNorm(width, eps=eps, elementwise_affine=False)
+            model.set_submodule(name, plain)
+    expected = logits(model, ids)
+    quantize_model(model, RRSConfig(w_bits=16, a_bits=16, smooth="none"))
+    torch.testing.assert_close(logits(model, ids), expected, rtol=1e-9, atol=1e-9)
+
+
 def _tolerance(dtype):
     # Llama's norm computes in float32 whatever it is given.
     return {"rtol": 1e-3, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-6}
