@@ -67,7 +67,10 @@ def _clusters(results: Results) -> Figure | None:
 
 
 def _reconstruction(results: Results) -> Figure | None:
-    path = results.artifacts("transfer", "arm", 0) / "reconstruction.npz"
+    rows = results.select("transfer", "accuracy")
+    if rows.empty:
+        return None
+    path = results.artifacts("transfer", "arm", int(rows.seed.min())) / "reconstruction.npz"
     if not path.is_file():
         return None
     arrays = np.load(path)

@@ -5,14 +5,14 @@ single-patch and random-order prediction are `ARMForPretraining(cluster_size=1)`
 `ARMForPretraining(order="random")`.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ritornello.methods.arm.mixer import Directions, scan_orders
-from ritornello.methods.arm.pretraining import PatchPredictor, PretrainingOutput, Target
+from ritornello.methods.arm.pretraining import PatchPredictor, PretrainingOutput
 
 
 class MAEForPretraining(PatchPredictor):
@@ -23,44 +23,24 @@ class MAEForPretraining(PatchPredictor):
     visible ones.
 
     Args:
+        *sizes: `image_size` .. `decoder_depth` of `PatchPredictor`.
         mask_ratio: share of the patches that are hidden.
         directions: scan directions of the encoder.
-        others: as in `ARMForPretraining`.
+        **options: the other arguments of `PatchPredictor`, its sizes too.
 
     Raises:
         ValueError: sizes that do not divide, a mask that hides all or nothing.
     """
 
-    directions: Directions
-
     def __init__(
         self,
-        image_size: int = 192,
-        patch_size: int = 16,
-        depth: int = 12,
-        dim: int = 768,
-        decoder_dim: int = 512,
-        decoder_depth: int = 4,
+        *sizes: int,
         mask_ratio: float = 0.75,
-        target: Target = "pixels_norm",
         directions: Directions = "cross",
-        *,
-        channels: int = 3,
-        d_state: int = 16,
-        decoder_heads: int | None = None,
-        taps: Sequence[int] | None = None,
+        **options: Any,
     ):
-        sizes = image_size, patch_size, depth, dim, decoder_dim, decoder_depth
-        super().__init__(
-            *sizes,
-            target,
-            directions,
-            channels=channels,
-            d_state=d_state,
-            decoder_heads=decoder_heads,
-            taps=taps,
-        )
-        self.directions = directions
+        super().__init__(*sizes, directions=directions, **options)
+        self.directions: Directions = directions
         patches = self.patch_embed.grid[0] * self.patch_embed.grid[1]
         self.visible = round(patches * (1 - mask_ratio))
         if not 0 < self.visible < patches:

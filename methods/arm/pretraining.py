@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -75,7 +75,24 @@ class PatchPredictor(nn.Module):
     """Encoder, decoder and loss of pretraining, whatever is hidden and predicted.
 
     The encoder's blocks are tapped at several depths; each decoder block reads its own projection
-    of all taps. Arguments as in `ARMForPretraining`.
+    of all taps.
+
+    Args:
+        image_size: side of the square images, pixels.
+        patch_size: side of a patch, pixels.
+        depth: encoder blocks.
+        dim: encoder width.
+        decoder_dim: decoder width.
+        decoder_depth: decoder blocks.
+        target: "pixels_norm" (each patch normalised, the paper's best) or "pixels".
+        directions: scan directions of the encoder.
+        channels: colours of the images.
+        d_state: states per channel of the mixer.
+        decoder_heads: attention heads; decoder_dim // 64 (at least 1) if None.
+        taps: blocks (from 1) whose outputs the decoder reads; see `tap_layers`.
+
+    Raises:
+        ValueError: sizes that do not divide, unknown `target` or `directions`, taps out of range.
     """
 
     pos_embed: Tensor
@@ -83,19 +100,19 @@ class PatchPredictor(nn.Module):
 
     def __init__(
         self,
-        image_size: int,
-        patch_size: int,
-        depth: int,
-        dim: int,
-        decoder_dim: int,
-        decoder_depth: int,
-        target: Target,
-        directions: Directions,
+        image_size: int = 192,
+        patch_size: int = 16,
+        depth: int = 12,
+        dim: int = 768,
+        decoder_dim: int = 512,
+        decoder_depth: int = 4,
         *,
-        channels: int,
-        d_state: int,
-        decoder_heads: int | None,
-        taps: Sequence[int] | None,
+        target: Target = "pixels_norm",
+        directions: Directions = "causal",
+        channels: int = 3,
+        d_state: int = 16,
+        decoder_heads: int | None = None,
+        taps: Sequence[int] | None = None,
     ):
         super().__init__()
         self.patch_size, self.target = patch_size, target
@@ -179,19 +196,10 @@ class ARMForPretraining(PatchPredictor):
     """Causal Mamba encoder and cross-attention decoder of ARM's pretraining (sec. 3.3).
 
     Args:
-        image_size: side of the square images, pixels.
-        patch_size: side of a patch, pixels.
-        depth: encoder blocks.
-        dim: encoder width.
-        decoder_dim: decoder width.
-        decoder_depth: decoder blocks.
+        image_size: as the other sizes and `target`, see `PatchPredictor`.
         cluster_size: patches per side of a cluster, the unit of prediction (4: 64 x 64 pixels).
         order: in which clusters are predicted; "random" draws an order at every call.
-        target: "pixels_norm" (each patch normalised, the paper's best) or "pixels".
-        channels: colours of the images.
-        d_state: states per channel of the mixer.
-        decoder_heads: attention heads; decoder_dim // 64 (at least 1) if None.
-        taps: blocks (from 1) whose outputs the decoder reads; see `tap_layers`.
+        **options: `channels`, `d_state`, `decoder_heads` and `taps` of `PatchPredictor`.
 
     Raises:
         ValueError: sizes that do not divide, fewer than two clusters, unknown `order` or `target`.
@@ -202,31 +210,13 @@ class ARMForPretraining(PatchPredictor):
 
     def __init__(
         self,
-        image_size: int = 192,
-        patch_size: int = 16,
-        depth: int = 12,
-        dim: int = 768,
-        decoder_dim: int = 512,
-        decoder_depth: int = 4,
-        cluster_size: int = 4,
-        order: Order = "row",
-        target: Target = "pixels_norm",
-        *,
-        channels: int = 3,
-        d_state: int = 16,
-        decoder_heads: int | None = None,
-        taps: Sequence[int] | None = None,
-    ):
+        image_size: int = 192, patch_size: int = 16, depth: int = 12, dim: int = 768,
+        decoder_dim: int = 512, decoder_depth: int = 4,
+        cluster_size: int = 4, order: Order = "row", target: Target = "pixels_norm",
+        **options: Any,
+    ):  # fmt: skip
         sizes = image_size, patch_size, depth, dim, decoder_dim, decoder_depth
-        super().__init__(
-            *sizes,
-            target,
-            "causal",
-            channels=channels,
-            d_state=d_state,
-            decoder_heads=decoder_heads,
-            taps=taps,
-        )
+        super().__init__(*sizes, target=target, directions="causal", **options)
         self.cluster_size, self.order = cluster_size, order
         clusters = cluster_order(self.patch_embed.grid, cluster_size, order)
         self.register_buffer("fixed_order", clusters, persistent=False)

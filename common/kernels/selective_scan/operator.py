@@ -46,21 +46,6 @@ def selective_scan(
     initial_state: Tensor | None = ...,
     backend: Backend = ...,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = ...,
-    z: Tensor | None = ...,
-    delta_bias: Tensor | None = ...,
-    delta_softplus: bool = ...,
-    return_last_state: bool = ...,
-    initial_state: Tensor | None = ...,
-    backend: Backend = ...,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 def selective_scan(
     u: Float[Tensor, "batch channels length"],
     delta: Float[Tensor, "batch channels length"],

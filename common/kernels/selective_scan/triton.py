@@ -15,32 +15,53 @@ CHANNELS = 32  # channels a program holds; with 16 states 512 fp32 values, 1 war
 
 
 @triton.jit
+def _program(A, channels, groups, states, CHANNELS: tl.constexpr, STATES: tl.constexpr):
+    """Which (row, group), channels and states this program has, masks of those that exist, A."""
+    row_group = tl.program_id(0)
+    width = channels // groups
+    local = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = row_group % groups * width + local
+    n = tl.arange(0, STATES)
+    in_width, in_states = local < width, n < states
+    inside = in_width[:, None] & in_states[None, :]
+    rates = tl.load(A + channel[:, None] * states + n[None, :], mask=inside, other=0.0)
+    flat = row_group // groups * channels + channel
+    return row_group, flat, n, in_width, in_states, inside, rates
+
+
+@triton.jit
+def _inputs(u, delta, B, at, shared, t, in_width, in_states):
+    """dt_t, u_t and B_t."""
+    step = tl.load(delta + at + t, mask=in_width, other=0.0)
+    value = tl.load(u + at + t, mask=in_width, other=0.0)
+    return step, value, tl.load(B + shared + t, mask=in_states, other=0.0)
+
+
+@triton.jit
+def _advance(h, step, value, B_t, rates):
+    """h_t from h_{t-1}."""
+    return tl.exp(step[:, None] * rates) * h + (step * value)[:, None] * B_t[None, :]
+
+
+@triton.jit
 def _forward_kernel(
     u, delta, A, B, C, initial, y, last, starts,
     channels, groups, length, states, blocks,
     BLOCK: tl.constexpr, CHANNELS: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    row, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    width = channels // groups
-    local = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    n = tl.arange(0, STATES)
-    channel = group * width + local
-    in_width, in_states = local < width, n < states
-    inside = in_width[:, None] & in_states[None, :]
-    decay_rate = tl.load(A + channel[:, None] * states + n[None, :], mask=inside, other=0.0)
-    flat = row * channels + channel
+    row_group, flat, n, in_width, in_states, inside, rates = _program(
+        A, channels, groups, states, CHANNELS, STATES
+    )
     state_index = flat[:, None] * states + n[None, :]
     h = tl.load(initial + state_index, mask=inside, other=0.0)
-    shared = (row * groups + group) * states * length + n * length
+    shared = row_group * states * length + n * length
     for t in range(length):
         if t % BLOCK == 0:  # type: ignore[reportOperatorIssue]  # triton's stub knows no int % constexpr
             where = (flat * blocks + t // BLOCK)[:, None] * states + n[None, :]
             tl.store(starts + where, h, mask=inside)
-        step = tl.load(delta + flat * length + t, mask=in_width, other=0.0)
-        value = tl.load(u + flat * length + t, mask=in_width, other=0.0)
-        B_t = tl.load(B + shared + t, mask=in_states, other=0.0)
+        step, value, B_t = _inputs(u, delta, B, flat * length, shared, t, in_width, in_states)
         C_t = tl.load(C + shared + t, mask=in_states, other=0.0)
-        h = tl.exp(step[:, None] * decay_rate) * h + (step * value)[:, None] * B_t[None, :]
+        h = _advance(h, step, value, B_t, rates)
         tl.store(y + flat * length + t, tl.sum(h * C_t[None, :], axis=1), mask=in_width)
     tl.store(last + state_index, h, mask=inside)
 
@@ -51,19 +72,13 @@ def _backward_kernel(
     channels, groups, length, states, blocks,
     BLOCK: tl.constexpr, CHANNELS: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    row, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    width = channels // groups
-    local = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    n = tl.arange(0, STATES)
-    channel = group * width + local
-    in_width, in_states = local < width, n < states
-    inside = in_width[:, None] & in_states[None, :]
-    decay_rate = tl.load(A + channel[:, None] * states + n[None, :], mask=inside, other=0.0)
-    flat = row * channels + channel
+    row_group, flat, n, in_width, in_states, inside, rates = _program(
+        A, channels, groups, states, CHANNELS, STATES
+    )
+    at = flat * length
     state_index = flat[:, None] * states + n[None, :]
-    shared = (row * groups + group) * states * length + n * length
-    slices = tl.num_programs(1)
-    partial = ((row * groups + group) * slices + tl.program_id(1)) * length * states + n
+    shared = row_group * states * length + n * length
+    partial = (row_group * tl.num_programs(1) + tl.program_id(1)) * length * states + n
     carry = tl.load(dlast + state_index, mask=inside, other=0.0)
     dA_sum = tl.zeros_like(carry)
     for reverse in range(blocks):
@@ -74,31 +89,26 @@ def _backward_kernel(
         where = (flat * blocks + block)[:, None] * states + n[None, :]
         h = tl.load(starts + where, mask=inside, other=0.0)
         for i in range(steps):
-            t = first + i
             tl.store(scratch + kept + i * states, h, mask=inside)
-            step = tl.load(delta + flat * length + t, mask=in_width, other=0.0)
-            value = tl.load(u + flat * length + t, mask=in_width, other=0.0)
-            B_t = tl.load(B + shared + t, mask=in_states, other=0.0)
-            h = tl.exp(step[:, None] * decay_rate) * h + (step * value)[:, None] * B_t[None, :]
+            step, value, B_t = _inputs(u, delta, B, at, shared, first + i, in_width, in_states)
+            h = _advance(h, step, value, B_t, rates)
         for j in range(steps):
             i = steps - 1 - j
             t = first + i
-            step = tl.load(delta + flat * length + t, mask=in_width, other=0.0)
-            value = tl.load(u + flat * length + t, mask=in_width, other=0.0)
-            upstream = tl.load(dy + flat * length + t, mask=in_width, other=0.0)
-            B_t = tl.load(B + shared + t, mask=in_states, other=0.0)
+            step, value, B_t = _inputs(u, delta, B, at, shared, t, in_width, in_states)
+            upstream = tl.load(dy + at + t, mask=in_width, other=0.0)
             C_t = tl.load(C + shared + t, mask=in_states, other=0.0)
             grad = carry + upstream[:, None] * C_t[None, :]
             tl.store(dC + partial + t * states, tl.sum(upstream[:, None] * h, 0), mask=in_states)
             products = (step * value)[:, None] * grad
             tl.store(dB + partial + t * states, tl.sum(products, 0), mask=in_states)
             h = tl.load(scratch + kept + i * states, mask=inside, other=0.0)  # now h_{t-1}
-            carry = grad * tl.exp(step[:, None] * decay_rate)
+            carry = grad * tl.exp(step[:, None] * rates)
             weight = carry * h
             inner = tl.sum(grad * B_t[None, :], axis=1)
-            tl.store(du + flat * length + t, inner * step, mask=in_width)
-            along = inner * value + tl.sum(weight * decay_rate, axis=1)
-            tl.store(ddelta + flat * length + t, along, mask=in_width)
+            tl.store(du + at + t, inner * step, mask=in_width)
+            along = inner * value + tl.sum(weight * rates, axis=1)
+            tl.store(ddelta + at + t, along, mask=in_width)
             dA_sum += weight * step[:, None]
     tl.store(dA + state_index, dA_sum, mask=inside)
     tl.store(dinitial + state_index, carry, mask=inside)
