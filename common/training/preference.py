@@ -18,61 +18,46 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ritornello.common.training.trl_training import (
+    TextPrompt,
+    TrainingSettings,
+    tokenize_completion,
+    tokenize_prompt,
+)
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
-class PreferenceSettings:
-    """Everything a preference run needs besides model and pairs.
+class PreferenceSettings(TrainingSettings):
+    """`TrainingSettings` and what the preference loss needs.
 
     Args:
         beta: strength of the pull to the reference, > 0.
-        learning_rate: peak of the cosine schedule.
-        epochs: passes over the pairs; ignored where `max_steps` is given.
-        max_steps: optimiser steps.
-        batch_size: pairs per optimiser step on one process; a multiple of `micro_batch_size`.
-        micro_batch_size: pairs per forward pass.
-        warmup_ratio: share of the steps with rising learning rate.
         nll_weight: weight of the chosen completion's mean negative log-likelihood per token.
         replay_weight: weight of the mean negative log-likelihood of `replay` rows.
         replay_batch_size: replay rows per forward pass.
         length_normalize: divide the log-probabilities by the completion's length.
-        max_length: most tokens of prompt + completion. Longer pairs are refused, never cut.
-        lora_rank: rank of LoRA adapters on all linear layers; 0 trains all weights.
-        seed: order of pairs and replay rows.
-        save_steps: a checkpoint every that many steps; 0 writes none.
-        gradient_checkpointing: recompute activations in the backward pass, for large models.
-        bf16: bfloat16 autocast.
+
+    Raises:
+        ValueError: `beta` <= 0 or a negative weight; see also `TrainingSettings`.
     """
 
-    beta: float = 0.1
     learning_rate: float = 1e-6
-    epochs: float = 1.0
-    max_steps: int = -1
     batch_size: int = 32
-    micro_batch_size: int | None = None
     warmup_ratio: float = 0.05
+    beta: float = 0.1
     nll_weight: float = 0.0
     replay_weight: float = 0.0
     replay_batch_size: int = 32
     length_normalize: bool = False
-    max_length: int = 2048
-    lora_rank: int = 0
-    seed: int = 0
-    save_steps: int = 0
-    gradient_checkpointing: bool = False
-    bf16: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.beta > 0:
             raise ValueError(f"beta must be > 0, got {self.beta}")
-        micro = self.batch_size if self.micro_batch_size is None else self.micro_batch_size
-        if micro < 1 or self.batch_size % micro:
-            raise ValueError(
-                f"batch_size must be a multiple of micro_batch_size={micro}, got {self.batch_size}"
-            )
-        for name in ("nll_weight", "replay_weight", "lora_rank"):
+        for name in ("nll_weight", "replay_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
@@ -92,7 +77,7 @@ class PairBatch:
 
 def tokenize_pair(
     tokenizer: "PreTrainedTokenizerBase",
-    prompt: str | Sequence[Mapping[str, str]],
+    prompt: TextPrompt,
     chosen: str,
     rejected: str,
     *,
@@ -111,44 +96,13 @@ def tokenize_pair(
     Raises:
         ValueError: empty or identical completions, an empty prompt, or a pair that is too long.
     """
-    for name, text in (("chosen", chosen), ("rejected", rejected)):
-        if not text.strip():
-            raise ValueError(f"{name} must not be empty, got {text!r}")
-    if chosen == rejected:
+    if chosen == rejected and chosen.strip():
         raise ValueError(f"chosen and rejected must differ, both are {chosen!r}")
-    prompt_ids = tokenize_prompt(tokenizer, prompt)
-    ids = {"prompt_ids": prompt_ids}
+    ids = {"prompt_ids": tokenize_prompt(tokenizer, prompt)}
     for name, text in (("chosen", chosen), ("rejected", rejected)):
-        completion = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if completion[-1] != tokenizer.eos_token_id:
-            completion = [*completion, tokenizer.eos_token_id]
-        if len(prompt_ids) + len(completion) > max_length:
-            raise ValueError(
-                f"prompt + {name} must have at most max_length={max_length} tokens, "
-                f"got {len(prompt_ids)} + {len(completion)}"
-            )
-        ids[f"{name}_ids"] = completion
-    return ids
-
-
-def tokenize_prompt(
-    tokenizer: "PreTrainedTokenizerBase", prompt: str | Sequence[Mapping[str, str]]
-) -> list[int]:
-    """Ids of a text prompt as it stands, or of messages under the chat template."""
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    else:
-        continues = prompt[-1]["role"] == "assistant"
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt],
-            tokenize=False,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
+        ids[f"{name}_ids"] = tokenize_completion(
+            tokenizer, text, prompt_tokens=len(ids["prompt_ids"]), max_length=max_length, name=name
         )
-        assert isinstance(text, str)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise ValueError(f"prompt must have at least one token, got {prompt!r}")
     return ids
 
 

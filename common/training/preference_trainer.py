@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
-from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer
 
-from ritornello.common.training.language_model_sft import linear_lora, newest_checkpoint
+from ritornello.common.training.language_model_sft import tokenize_row
 from ritornello.common.training.preference import (
     PairBatch,
     PreferenceSettings,
@@ -25,8 +24,8 @@ from ritornello.common.training.preference import (
     pad_rows,
     pair_logprobs,
     tokenize_pair,
-    tokenize_prompt,
 )
+from ritornello.common.training.trl_training import with_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,7 +41,7 @@ class SharedPromptDPOTrainer(DPOTrainer):
 
     Args:
         settings: weights of the terms.
-        replay: tokenised rows with `prompt_ids` and `completion_ids`; empty for none.
+        replay: tokenised rows from `tokenize_row`; empty for none.
     """
 
     def __init__(
@@ -138,19 +137,19 @@ class SharedPromptDPOTrainer(DPOTrainer):
             len(self.replay), (self.settings.replay_batch_size,), generator=generator
         )
         rows = [self.replay[index] for index in chosen.tolist()]
-        ids, mask = pad_rows(
-            [[*row["prompt_ids"], *row["completion_ids"]] for row in rows], value=0
-        )
-        labels = ids.masked_fill(~mask, -100)
-        for index, row in enumerate(rows):
-            labels[index, : len(row["prompt_ids"])] = -100
+        ids, mask = pad_rows([row["input_ids"] for row in rows], value=0)
+        labels, _ = pad_rows([row["labels"] for row in rows], value=-100)
+        # logits only at positions whose next token is labelled in some row
+        keep = (labels[:, 1:] != -100).any(0).nonzero().flatten()
         device = self.accelerator.device
         logits = model(
-            input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            logits_to_keep=keep.to(device),
+            use_cache=False,
         ).logits
-        return F.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten().to(device)
-        )
+        targets = labels[:, keep + 1].to(device)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def _pair_batch(inputs: Mapping[str, Tensor], device: torch.device) -> PairBatch:
@@ -195,81 +194,26 @@ def preference_trainer(
         raise ValueError("pairs must hold at least one pair, got none")
     if settings.replay_weight and not replay:
         raise ValueError(f"replay_weight={settings.replay_weight} needs replay rows, got none")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    pad_token_id = with_padding(tokenizer)
     columns = ("prompt", "chosen", "rejected")
-    rows = [
-        tokenize_pair(tokenizer, *(pair[name] for name in columns), max_length=settings.max_length)
-        for pair in pairs
-    ]
-    replay_rows = [
-        {
-            "prompt_ids": tokenize_prompt(tokenizer, row["prompt"]),
-            "completion_ids": [
-                *tokenizer(row["completion"], add_special_tokens=False)["input_ids"],
-                tokenizer.eos_token_id,
-            ],
-        }
-        for row in replay
-    ]
-    pad_token_id = tokenizer.pad_token_id
-    assert isinstance(pad_token_id, int)
-    trainer = SharedPromptDPOTrainer(
+    limit = settings.max_length
+    rows = [tokenize_pair(tokenizer, *(p[c] for c in columns), max_length=limit) for p in pairs]
+    config = DPOConfig(
+        **settings.trainer_arguments(output_dir, use_cpu),
+        beta=settings.beta,
+        precompute_ref_log_probs=True,
+        remove_unused_columns=False,
+    )
+    return SharedPromptDPOTrainer(
         settings=settings,
-        replay=replay_rows,
+        replay=[
+            tokenize_row(tokenizer, row["prompt"], row["completion"], max_length=limit)
+            for row in replay
+        ],
         model=model,
-        args=_dpo_config(settings, output_dir, use_cpu),
+        args=config,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         data_collator=_PairCollator(pad_token_id),
-        peft_config=linear_lora(settings.lora_rank) if settings.lora_rank else None,
+        peft_config=settings.adapters,
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def _dpo_config(
-    settings: PreferenceSettings, output_dir: Path | str, use_cpu: bool | None
-) -> DPOConfig:
-    micro = settings.micro_batch_size or settings.batch_size
-    cpu = not torch.cuda.is_available() if use_cpu is None else use_cpu
-    return DPOConfig(
-        output_dir=str(output_dir),
-        beta=settings.beta,
-        learning_rate=settings.learning_rate,
-        num_train_epochs=settings.epochs,
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=settings.batch_size // micro,
-        lr_scheduler_type="cosine",
-        warmup_steps=settings.warmup_ratio,
-        precompute_ref_log_probs=True,
-        max_length=None,  # lengths are checked when the pairs are tokenised
-        seed=settings.seed,
-        data_seed=settings.seed,
-        save_strategy="steps" if settings.save_steps else "no",
-        save_steps=settings.save_steps or 500,
-        logging_steps=10,
-        report_to="none",
-        disable_tqdm=True,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        bf16=settings.bf16,
-        use_cpu=cpu,
-        dataloader_pin_memory=not cpu,
-        remove_unused_columns=False,
-    )
-
-
-def train_preferences(
-    trainer: SharedPromptDPOTrainer, *, resume: bool = False
-) -> list[dict[str, float]]:
-    """Trains; with `resume`, from the newest checkpoint in the output folder if there is one.
-
-    Returns:
-        The log: one row every ten steps with loss terms, reward margin and accuracy.
-    """
-    folder = trainer.args.output_dir
-    assert folder is not None
-    checkpoint = newest_checkpoint(folder) if resume else None
-    trainer.train(resume_from_checkpoint=checkpoint)
-    return trainer.state.log_history

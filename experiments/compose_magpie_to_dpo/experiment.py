@@ -13,13 +13,14 @@ from ritornello.common.cache import file_lock
 from ritornello.common.chat import TransformersClient
 from ritornello.common.reporting import Figure, Results, new_figure
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
-from ritornello.common.training.language_model_sft import SFTSettings
+from ritornello.common.training.language_model_sft import SFTSettings, sft_trainer
 from ritornello.common.training.preference import (
     PreferenceSettings,
     collate_pairs,
     pair_logprobs,
     tokenize_pair,
 )
+from ritornello.common.training.trl_training import train
 from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
 from ritornello.methods.magpie.preferences import LikelihoodReward
 
@@ -131,20 +132,14 @@ def _train(
 ) -> Any:
     """DPO on the pairs, or supervised training on the chosen answers; LoRA in both."""
     if isinstance(settings, PreferenceSettings):
-        from ritornello.common.training.preference_trainer import (
-            preference_trainer,
-            train_preferences,
-        )
+        from ritornello.common.training.preference_trainer import preference_trainer
 
-        dpo = preference_trainer(model, tokenizer, pairs, settings, output_dir=scratch / "dpo")
-        train_preferences(dpo, resume=True)
-        return dpo.model
-    from ritornello.common.training.language_model_sft import sft_trainer, train_completions
-
-    rows = [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
-    sft = sft_trainer(model, tokenizer, rows, settings, output_dir=scratch / "sft")
-    train_completions(sft, resume=True)
-    return sft.model
+        trainer = preference_trainer(model, tokenizer, pairs, settings, output_dir=scratch / "dpo")
+    else:
+        rows = [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+        trainer = sft_trainer(model, tokenizer, rows, settings, output_dir=scratch / "sft")
+    train(trainer, resume=True)
+    return trainer.model
 
 
 def figures(results: Results) -> Iterator[Figure]:

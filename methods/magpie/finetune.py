@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ritornello.common.training.language_model_sft import (
-    SFTSettings,
-    sft_trainer,
-    train_completions,
-)
+from ritornello.common.training.language_model_sft import SFTSettings, sft_trainer
+from ritornello.common.training.trl_training import train
 from ritornello.methods.magpie.export import to_trl_sft
 
 if TYPE_CHECKING:
@@ -45,5 +42,5 @@ def finetune_on_rows(
         for row in to_trl_sft(rows)
     ]
     trainer = sft_trainer(model, tokenizer, pairs, settings, output_dir=output_dir)
-    train_completions(trainer, resume=True)
+    train(trainer, resume=True)
     return cast("PreTrainedModel", trainer.model)

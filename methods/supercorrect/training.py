@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
+from ritornello.common.training.trl_training import train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,7 +59,7 @@ class SuperCorrectTrainer:
         Returns:
             The training log.
         """
-        from ritornello.common.training.language_model_sft import sft_trainer, train_completions
+        from ritornello.common.training.language_model_sft import sft_trainer
 
         trainer = sft_trainer(
             self.model,
@@ -68,7 +69,7 @@ class SuperCorrectTrainer:
             output_dir=self.output_dir / "hsft",
             use_cpu=self.use_cpu,
         )
-        log = train_completions(trainer, resume=settings.save_steps > 0)
+        log = train(trainer, resume=settings.save_steps > 0)
         self.model = _merged(trainer.model)
         self.hsft_done = True
         return log
@@ -98,10 +99,7 @@ class SuperCorrectTrainer:
                 "cross_dpo must start from an HSFT model: call hsft first, or pass hsft_done=True "
                 "for a model that is one, got hsft_done=False"
             )
-        from ritornello.common.training.preference_trainer import (
-            preference_trainer,
-            train_preferences,
-        )
+        from ritornello.common.training.preference_trainer import preference_trainer
 
         trainer = preference_trainer(
             self.model,
@@ -112,7 +110,7 @@ class SuperCorrectTrainer:
             replay=replay,
             use_cpu=self.use_cpu,
         )
-        log = train_preferences(trainer, resume=settings.save_steps > 0)
+        log = train(trainer, resume=settings.save_steps > 0)
         self.model = _merged(trainer.model)
         return log
 

@@ -7,8 +7,7 @@ from ritornello.common.models.tiny import tiny_causal_lm
 from ritornello.common.training.language_model_sft import (
     SFTSettings,
     sft_trainer,
-    tokenize_completion,
-    train_completions,
+    tokenize_row,
 )
 from ritornello.common.training.preference import (
     PreferenceSettings,
@@ -17,6 +16,7 @@ from ritornello.common.training.preference import (
     pair_logprobs,
     tokenize_pair,
 )
+from ritornello.common.training.trl_training import train
 
 PAIRS = [
     {"prompt_ids": [5, 6, 7], "chosen_ids": [8, 9, 2], "rejected_ids": [10, 2]},
@@ -86,7 +86,7 @@ def test_tokens_never_merge_across_the_boundary_and_completions_are_never_cut(to
     with pytest.raises(ValueError, match="max_length=3"):
         tokenize_pair(tokenizer, "what is", "yes", "no", max_length=3)
     with pytest.raises(ValueError, match="max_length=3"):
-        tokenize_completion(tokenizer, "what is", "yes", max_length=3)
+        tokenize_row(tokenizer, "what is", "yes", max_length=3)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def settings(**changes):
 
 
 def trained(tokenizer, folder, *, resume=False, **changes):
-    from ritornello.common.training.preference_trainer import preference_trainer, train_preferences
+    from ritornello.common.training.preference_trainer import preference_trainer
 
     model = small_model()
     trainer = preference_trainer(
@@ -144,7 +144,7 @@ def trained(tokenizer, folder, *, resume=False, **changes):
         replay=REPLAY,
         use_cpu=True,
     )
-    log = train_preferences(trainer, resume=resume)
+    log = train(trainer, resume=resume)
     return trainer.model, log
 
 
@@ -259,10 +259,32 @@ def test_fine_tuning_fits_completions_only_and_resumes_exactly(tokenizer, tmp_pa
         )
         batch = trainer.data_collator([trainer.train_dataset[0]])
         assert (batch["labels"][0] != -100).sum() == 2  # the completion's word and <eos>
-        train_completions(trainer, resume=resume)
+        train(trainer, resume=resume)
         return trainer.model.state_dict()
 
     whole = run(tmp_path / "whole", resume=False)
     shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "broken" / "checkpoint-2")
     resumed = run(tmp_path / "broken", resume=True)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def test_replay_is_the_mean_loss_of_the_completions_tokens(tokenizer, tmp_path):
+    """One replay row: whatever is drawn, its loss is that of the model's own head on all tokens."""
+    from ritornello.common.training.preference_trainer import preference_trainer
+
+    model = small_model()
+    trainer = preference_trainer(
+        model,
+        tokenizer,
+        TEXT_PAIRS,
+        settings(),
+        output_dir=tmp_path,
+        replay=REPLAY[:1],
+        use_cpu=True,
+    )
+    batch = trainer.data_collator([trainer.train_dataset[0]])
+    _, terms = trainer.compute_loss(model.train(), batch, return_outputs=True)
+    row = tokenize_row(tokenizer, **REPLAY[0], max_length=9)
+    ids, labels = (torch.tensor([row[name]]) for name in ("input_ids", "labels"))
+    expected = model(input_ids=ids, labels=labels).loss
+    torch.testing.assert_close(terms["loss/replay"], expected, rtol=1e-5, atol=1e-6)
