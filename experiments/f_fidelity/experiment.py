@@ -16,12 +16,12 @@ from ritornello.experiments.f_fidelity.figures import figures
 from ritornello.experiments.f_fidelity.tasks import Data, Task
 from ritornello.experiments.f_fidelity.training import Networks, Recipe
 from ritornello.methods.f_fidelity import (
-    Sampling,
     degradation_curves,
     degrade,
     explanation_size,
     f_fidelity,
     fidelity,
+    rank_agreement,
 )
 from ritornello.methods.f_fidelity.agreement import PAIRS
 from ritornello.methods.f_fidelity.curves import predict
@@ -123,7 +123,7 @@ class Ranking(_OnTask):
             alpha=arm.alpha,
             beta=self.recipe.beta if arm.capped else None,
             removal=self.task.removal,
-            sampling=Sampling(n_samples=self.n_samples, seed=cell.seed),
+            n_samples=self.n_samples,
             seed=cell.seed,
         )
         np.savez_compressed(
@@ -139,14 +139,14 @@ class Ranking(_OnTask):
                 images=inputs[: self.shown].cpu(),
                 maps=torch.stack(maps),
             )
-        found = curves.agreement()
         for pair in PAIRS:
-            if np.isfinite(found.macro[pair]):
-                yield Measurement("macro", found.macro[pair], coordinates={"pair": pair})
-            if np.isfinite(found.micro[pair]):
-                yield Measurement("micro", found.micro[pair], coordinates={"pair": pair})
-            yield Measurement("undefined", found.undefined[pair], coordinates={"pair": pair})
-            for size, rho in zip(self.sizes, found.by_size[pair], strict=True):
+            found, by_size = rank_agreement(*curves.sides(pair)), curves.by_size(pair)
+            for metric in ("macro", "micro"):
+                if np.isfinite(value := getattr(found, metric)):
+                    yield Measurement(metric, value, coordinates={"pair": pair})
+            undefined = int(np.isnan(by_size).sum())
+            yield Measurement("undefined", undefined, coordinates={"pair": pair})
+            for size, rho in zip(self.sizes, by_size, strict=True):
                 if np.isfinite(rho):
                     yield Measurement("rho", rho, coordinates={"pair": pair, "size": size})
         if test.truth is not None:
@@ -231,7 +231,8 @@ class SizeRecovery(_OnTask):
         scores = test.truth + 0.5 * torch.rand(test.truth.shape, generator=generator)
         how = {
             "removal": self.task.removal,
-            "sampling": Sampling(n_samples=self.n_samples, seed=cell.seed),
+            "n_samples": self.n_samples,
+            "seed": cell.seed,
         }
         data = (self.on_device(test.inputs), test.labels.to(self.recipe.device))
         scores = scores.to(self.recipe.device)
@@ -259,7 +260,7 @@ class SizeRecovery(_OnTask):
         yield Measurement("recovered_size", size.size)
         yield Measurement("true_size", truth)
         yield Measurement("size_error", size.size - truth)
-        yield Measurement("size_interval", size.high - size.low)
+        yield Measurement("size_interval", size.ci[1] - size.ci[0])
 
 
 @dataclass
@@ -318,9 +319,9 @@ class Photos(Experiment):
             sizes=tuple(self.sizes),
             alpha=arm.alpha,
             beta=self.beta if arm.capped else None,
-            sampling=Sampling(
-                n_samples=self.n_samples, seed=cell.seed, reduce="prob", batch_size=32
-            ),
+            n_samples=self.n_samples,
+            reduce="prob",
+            batch_size=32,
             seed=cell.seed,
         )
         np.savez_compressed(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ritornello.common.reporting import Figure, Results, new_figure
-from ritornello.methods.f_fidelity.agreement import PAIRS, RankAgreement, micro_rank
+from ritornello.methods.f_fidelity.agreement import BEST_SIGN, PAIRS, places
 
 METRICS = {
     "fidelity": "Fidelity",
@@ -127,25 +127,24 @@ def _correlations(results: Results, parts: list[str]) -> Iterator[Figure]:
 
 
 def _places(results: Results, parts: list[str]) -> Iterator[Figure]:
+    import pandas as pd
+
     found: dict[str, dict[str, float]] = {}
     for part in parts:
         rho = results.select(part, "rho")
         sizes = sorted(rho["size"].unique())
         seeds = []
         for _, rows in rho.groupby("seed"):
-            agreements = {}
-            for arm, own in rows.groupby("arm", sort=False):
-                table = own.pivot_table(index="pair", columns="size", values="value")
-                table = table.reindex(index=list(PAIRS), columns=sizes)
-                by_size = {pair: table.loc[pair].to_numpy() for pair in PAIRS}
-                agreements[arm] = RankAgreement({}, {}, by_size, {}, {})
-            places = micro_rank(agreements)
-            seeds.append({arm: np.mean(list(p.values())) for arm, p in places.items()})
+            table = rows.pivot_table(index="arm", columns=["pair", "size"], values="value")
+            table = table.reindex(columns=pd.MultiIndex.from_product([PAIRS, sizes]))
+            good = [BEST_SIGN[pair] * table[pair].to_numpy() for pair in PAIRS]
+            mean = np.mean([places(pair).mean(1) for pair in good], axis=0)
+            seeds.append(dict(zip(table.index, mean, strict=True)))
         found[part] = {arm: float(np.mean([s[arm] for s in seeds if arm in s])) for arm in seeds[0]}
     if not found:
         return
     figure, axes = new_figure(width=1.5 + 1.6 * len(found), height=3.2)
-    arms = [a for a in METRICS if any(a in places for places in found.values())]
+    arms = [a for a in METRICS if any(a in by_arm for by_arm in found.values())]
     for number, arm in enumerate(arms):
         x = np.arange(len(found)) + (number - (len(arms) - 1) / 2) * 0.2
         axes.bar(x, [p.get(arm, np.nan) for p in found.values()], 0.19, label=METRICS[arm])

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.common.optional import require
-from ritornello.methods.f_fidelity import RandomRemoval, train_classifier
+from ritornello.methods.f_fidelity import RandomRemoval
+from ritornello.methods.f_fidelity.finetune import train_classifier
 
 NAMES = ("chelsea", "coffee", "astronaut", "rocket", "camera")
 

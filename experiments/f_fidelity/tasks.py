@@ -178,7 +178,7 @@ class KeywordText(Task):
 
     @property
     def removal(self) -> RemovalSpec:
-        return RemovalSpec(unit="token", baseline=MASK, special_ids=(PAD, CLS, SEP))
+        return RemovalSpec(MASK, "token", special_ids=(PAD, CLS, SEP))
 
     def data(self, seed: int) -> Data:
         from ritornello.common.data import documentation_text
@@ -297,7 +297,7 @@ class HubText(Task):
     @property
     def removal(self) -> RemovalSpec:
         special = tuple(self.special_ids)
-        return RemovalSpec(unit="token", baseline=self.mask_id, special_ids=special)
+        return RemovalSpec(self.mask_id, "token", special_ids=special)
 
     def data(self, seed: int) -> Data:
         whole, test = self._split("train"), self._split(self.test_split)

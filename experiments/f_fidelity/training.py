@@ -11,13 +11,8 @@ from torch import Tensor, nn
 
 from ritornello.common.cache import file_lock
 from ritornello.experiments.f_fidelity.tasks import Data, Task
-from ritornello.methods.f_fidelity import (
-    RandomRemoval,
-    finetune_judge,
-    roar,
-    train_classifier,
-)
-from ritornello.methods.f_fidelity.finetune import Batches
+from ritornello.methods.f_fidelity import RandomRemoval, RandomRemovalFinetune, roar
+from ritornello.methods.f_fidelity.finetune import Batches, train_classifier
 from ritornello.methods.f_fidelity.removal import Inputs, take
 
 
@@ -60,7 +55,7 @@ class Recipe:
     @property
     def trainer(self) -> dict[str, Any]:
         accelerator = "gpu" if self.device.startswith("cuda") else "cpu"
-        return {"accelerator": accelerator, "checkpoint_every": self.checkpoint_every}
+        return {"accelerator": accelerator}
 
 
 @dataclass
@@ -85,6 +80,7 @@ class Networks:
                 optimizer=recipe.optimizer(recipe.learning_rate),
                 seed=self.seed,
                 scratch=folder / "f",
+                checkpoint_every=recipe.checkpoint_every,
                 **recipe.trainer,
             )
             return model, {}
@@ -96,11 +92,8 @@ class Networks:
 
         def train(folder: Path) -> tuple[nn.Module, dict[str, float]]:
             recipe = self.recipe
-            tuned = finetune_judge(
-                self.original(),
-                self._batches(self.seed + 1),
-                (self.data.validation.inputs, self.data.validation.labels),
-                steps=recipe.finetune_steps,
+            finetune = RandomRemovalFinetune(
+                recipe.finetune_steps,
                 augmentation=RandomRemoval(
                     recipe.beta,
                     distribution=recipe.distribution,  # pyright: ignore[reportArgumentType]
@@ -110,8 +103,11 @@ class Networks:
                 evaluate_every=recipe.evaluate_every,
                 seed=self.seed + 1,
                 scratch=folder / f"f_r-{recipe.beta}",
-                **recipe.trainer,
+                checkpoint_every=recipe.checkpoint_every,
+                trainer=recipe.trainer,
             )
+            held_out = self.data.validation.inputs, self.data.validation.labels
+            tuned = finetune(self.original(), self._batches(self.seed + 1), held_out)
             names = ("clean_before", "clean", "removed_before", "removed", "step")
             return tuned.model, {name: float(getattr(tuned, name)) for name in names}
 
@@ -132,14 +128,15 @@ class Networks:
                     optimizer=recipe.optimizer(recipe.learning_rate),
                     seed=self.seed + 2,
                     scratch=folder / name,
+                    checkpoint_every=recipe.checkpoint_every,
                     **recipe.trainer,
                 )
 
             model = roar(
                 fresh,
+                scores,
                 examples.inputs,
                 examples.labels,
-                scores,
                 batch_size=recipe.batch_size,
                 removal=self.task.removal,
                 seed=self.seed,

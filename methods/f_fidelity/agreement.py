@@ -1,8 +1,6 @@
 """How well a metric ranks explainers whose order is known: macro, micro and rank correlations."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -10,26 +8,21 @@ from numpy.typing import ArrayLike, NDArray
 
 PAIRS = ("morf_vs_gt", "lerf_vs_gt", "morf_vs_lerf")
 # With quality as the truth, accuracy should fall faster under MoRF the better the explainer.
-BEST_SIGN = {"morf_vs_gt": -1, "lerf_vs_gt": 1, "morf_vs_lerf": -1}
+BEST_SIGN: dict[str, Literal[-1, 1]] = {"morf_vs_gt": -1, "lerf_vs_gt": 1, "morf_vs_lerf": -1}
 
 
-@dataclass(frozen=True)
-class RankAgreement:
-    """Spearman correlations by pair (`morf_vs_gt`, `lerf_vs_gt`, `morf_vs_lerf`).
+class RankAgreement(NamedTuple):
+    """Spearman correlations of curves with the truth; arrays over metrics where several are given.
 
     Attributes:
         macro: correlation of the curves' means over sizes.
         micro: mean over sizes of the correlation at a size; sizes where it is undefined left out.
-        by_size: the correlation at every size; NaN where all explainers got the same value.
-        undefined: how many sizes had none.
-        kendall: Kendall's τ-b of the curves' means.
+        micro_rank: mean over sizes of a metric's place among the metrics, 1 for the best.
     """
 
-    macro: Mapping[str, float]
-    micro: Mapping[str, float]
-    by_size: Mapping[str, NDArray[np.float64]]
-    undefined: Mapping[str, int]
-    kendall: Mapping[str, float]
+    macro: float | Float[NDArray, " metrics"]
+    micro: float | Float[NDArray, " metrics"]
+    micro_rank: float | Float[NDArray, " metrics"]
 
 
 def mid_ranks(values: ArrayLike) -> NDArray[np.float64]:
@@ -53,76 +46,60 @@ def spearman(a: ArrayLike, b: ArrayLike) -> NDArray[np.float64]:
 
 
 def rank_agreement(
-    morf: Float[NDArray, "explainers sizes"],
-    lerf: Float[NDArray, "explainers sizes"],
-    quality: Float[NDArray, " explainers"],
+    curves: Float[ArrayLike, "*metrics explainers sizes"],
+    quality: Float[ArrayLike, " explainers"] | Float[ArrayLike, "*metrics explainers sizes"],
+    *,
+    best: Literal[-1, 1] = -1,
+    ties: Literal["min", "average"] = "min",
 ) -> RankAgreement:
-    """Correlates removal curves with the known quality of the explainers (sec. 5).
+    """Correlates removal curves with the known quality of the explainers, or with others (sec. 5).
 
     Args:
-        morf: accuracy while the most relevant elements are removed (NaN is passed on).
-        lerf: the same, least relevant first.
-        quality: ground truth, higher is better (1 − p of a degraded explainer).
-
-    Raises:
-        ValueError: shapes that do not fit, fewer than two explainers.
-    """
-    from scipy import stats
-
-    a, b = np.asarray(morf, np.float64), np.asarray(lerf, np.float64)
-    truth = np.asarray(quality, np.float64)
-    if a.ndim != 2 or a.shape != b.shape or truth.shape != a.shape[:1] or len(truth) < 2:
-        raise ValueError(
-            "morf and lerf must be (explainers, sizes) and quality (explainers,) with at least "
-            f"two explainers, got {a.shape}, {b.shape} and {truth.shape}"
-        )
-    truth_by_size = np.broadcast_to(truth[:, None], a.shape)
-    sides = {
-        "morf_vs_gt": (a, truth_by_size),
-        "lerf_vs_gt": (b, truth_by_size),
-        "morf_vs_lerf": (a, b),
-    }
-    by_size = {name: spearman(x, y) for name, (x, y) in sides.items()}
-    means = {name: (x.mean(1), y.mean(1)) for name, (x, y) in sides.items()}
-    return RankAgreement(
-        macro={name: float(spearman(x, y)) for name, (x, y) in means.items()},
-        micro={name: _mean_of_defined(values) for name, values in by_size.items()},
-        by_size=by_size,
-        undefined={name: int(np.isnan(values).sum()) for name, values in by_size.items()},
-        kendall={
-            name: float(np.asarray(stats.kendalltau(x, y))[0]) for name, (x, y) in means.items()
-        },
-    )
-
-
-def micro_rank(
-    agreements: Mapping[str, RankAgreement], *, ties: Literal["min", "average"] = "min"
-) -> dict[str, dict[str, float]]:
-    """Mean over sizes of every metric's place among the metrics; 1 is best (sec. 5).
-
-    Args:
-        agreements: by metric, over the same sizes.
+        curves: accuracy by explainer and size, of one metric or of several; NaN is passed on.
+        quality: ground truth, higher is better (1 − p of a degraded explainer); or curves of the
+            same shape, as LeRF's for MoRF's.
+        best: the sign of a perfect correlation, which places metrics: −1 for MoRF, 1 for LeRF.
         ties: equal metrics share the `min` of their places, as the published table does, or the
             `average`. An undefined correlation comes last.
 
     Returns:
-        metric → pair → mean place.
+        NaN where all explainers have the same value: no order is not a correlation of 0.
+
+    Raises:
+        ValueError: shapes that do not fit, fewer than two explainers, an unknown option.
     """
-    if ties not in ("min", "average"):
-        raise ValueError(f"ties must be min or average, got {ties!r}")
-    places: dict[str, dict[str, float]] = {metric: {} for metric in agreements}
-    for pair in PAIRS:
-        good = np.stack([a.by_size[pair] for a in agreements.values()]) * BEST_SIGN[pair]
-        badness = np.where(np.isnan(good), np.inf, -np.round(good, 12))
-        if ties == "average":
-            ranks = mid_ranks(badness)
-        else:
-            ranks = (badness[None] < badness[:, None]).sum(1) + 1
-        for metric, row in zip(agreements, ranks, strict=True):
-            places[metric][pair] = float(row.mean())
-    return places
+    if ties not in ("min", "average") or best not in (-1, 1):
+        raise ValueError(f"ties must be min or average and best -1 or 1, got {ties!r}, {best!r}")
+    a, truth = np.asarray(curves, np.float64), np.asarray(quality, np.float64)
+    known = truth[:, None] if truth.ndim == 1 else truth
+    fits = a.ndim in (2, 3) and known.shape in (a.shape, (a.shape[-2], 1))
+    if not fits or a.shape[-2] < 2 or not a.shape[-1]:
+        raise ValueError(
+            "curves must be (explainers, sizes) or (metrics, explainers, sizes) with at least two "
+            "explainers, and quality (explainers,) or of the same shape, "
+            f"got {a.shape} and {truth.shape}"
+        )
+    x, y = (np.moveaxis(side, -2, 0) for side in (a, np.broadcast_to(known, a.shape)))
+    by_size = spearman(x, y)
+    macro, micro = spearman(x.mean(-1), y.mean(-1)), mean_of_defined(by_size)
+    at = places(best * np.atleast_2d(by_size), ties).mean(1)
+    if a.ndim == 2:
+        return RankAgreement(float(macro), float(micro), float(at[0]))
+    return RankAgreement(macro, micro, at)
 
 
-def _mean_of_defined(values: NDArray[np.float64]) -> float:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
+def mean_of_defined(values: Float[NDArray, "*metrics sizes"]) -> Float[NDArray, "*metrics"]:
+    """Mean along the last axis of what is not NaN; NaN where nothing is."""
+    defined = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(defined, values, 0).sum(-1) / defined.sum(-1)
+
+
+def places(
+    good: Float[NDArray, "metrics sizes"], ties: Literal["min", "average"] = "min"
+) -> Float[NDArray, "metrics sizes"]:
+    """Place of every metric at every size; 1 for the highest, NaN comes last."""
+    badness = np.where(np.isnan(good), np.inf, -np.round(good, 12))
+    if ties == "average":
+        return mid_ranks(badness)
+    return (badness[None] < badness[:, None]).sum(1) + 1.0

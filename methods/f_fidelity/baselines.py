@@ -12,9 +12,9 @@ from ritornello.methods.f_fidelity.removal import Inputs, RemovalSpec, num_examp
 
 
 def roar_batches(
-    inputs: Inputs,
-    labels: Int[Tensor, " examples"],
-    scores: Float[Tensor, "examples *grid"],
+    explanations: Float[Tensor, "examples *grid"],
+    x: Inputs,
+    y: Int[Tensor, " examples"],
     *,
     batch_size: int,
     removal: RemovalSpec | None = None,
@@ -25,35 +25,40 @@ def roar_batches(
     Batch i is a function of (seed, i) alone.
 
     Args:
-        inputs, labels: the training data.
-        scores: the explainer's, for the training data.
+        explanations: the explainer's scores of the training data.
+        x, y: the training data.
         batch_size: inputs per batch, drawn with replacement.
-        removal: what an element is and what replaces it.
+        removal: what an element is and what replaces it; pixels and zero unless given.
         seed: of the draws.
+
+    Raises:
+        ValueError: explanations of another shape than the elements.
     """
     removal = removal or RemovalSpec()
-    expected = (num_examples(inputs), *removal.grid(inputs))
-    if tuple(scores.shape) != expected:
-        raise ValueError(f"scores must have the shape {expected}, got {tuple(scores.shape)}")
-    removable = removal.removable(inputs)
-    rank = removal_rank(scores, removable, "morf")
+    expected = (num_examples(x), *removal.grid(x))
+    if tuple(explanations.shape) != expected:
+        raise ValueError(
+            f"explanations must have the shape {expected}, got {tuple(explanations.shape)}"
+        )
+    removable = removal.removable(x)
+    rank = removal_rank(explanations, removable, "morf")
     elements = removable.sum(1)
 
     def batch(number: int) -> tuple[Inputs, Tensor]:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-        rows = torch.randint(len(labels), (batch_size,), generator=generator).to(labels.device)
-        share = torch.rand(batch_size, generator=generator).to(labels.device)
+        rows = torch.randint(len(y), (batch_size,), generator=generator).to(y.device)
+        share = torch.rand(batch_size, generator=generator).to(y.device)
         keep = rank[rows] >= (share * elements[rows]).floor().long()[:, None]
-        return removal.apply(take(inputs, rows), keep), labels[rows]
+        return removal.apply(take(x, rows), keep), y[rows]
 
     return batch
 
 
 def roar(
-    train: Callable[[Batches], nn.Module],
-    inputs: Inputs,
-    labels: Int[Tensor, " examples"],
-    scores: Float[Tensor, "examples *grid"],
+    train_fn: Callable[[Batches], nn.Module],
+    explanations: Float[Tensor, "examples *grid"],
+    x: Inputs,
+    y: Int[Tensor, " examples"],
     *,
     batch_size: int = 128,
     removal: RemovalSpec | None = None,
@@ -65,9 +70,9 @@ def roar(
     paper replaces it.
 
     Args:
-        train: trains a fresh network on batches and returns it in evaluation mode.
+        train_fn: trains a fresh network on batches and returns it in evaluation mode.
+
+    Other arguments and errors as in `roar_batches`.
     """
-    batches = roar_batches(
-        inputs, labels, scores, batch_size=batch_size, removal=removal, seed=seed
-    )
-    return train(batches)
+    how = {"batch_size": batch_size, "removal": removal, "seed": seed}
+    return train_fn(roar_batches(explanations, x, y, **how))

@@ -9,16 +9,16 @@ from torch import Tensor
 def degrade(
     scores: Float[Tensor, "batch *grid"],
     p: float,
-    generator: torch.Generator | np.random.RandomState | None = None,
+    generator: torch.Generator | np.random.RandomState | np.random.Generator | None = None,
 ) -> Float[Tensor, "batch *grid"]:
     """Permutes ⌊p·d⌋ randomly chosen scores of every explanation among themselves.
 
     Quality falls with p: the ground truth of the ranking is 1 − p.
 
     Args:
-        scores: explanations.
+        scores: explanations; a vector is a single one.
         p: share of the elements in [0, 1]; 0 returns the same scores.
-        generator: of torch; or a NumPy RandomState, which draws as the published script does
+        generator: of torch; or of NumPy, of which a RandomState draws as the published script does
             (`choice` without replacement, then `permutation`, input by input).
 
     Raises:
@@ -26,10 +26,10 @@ def degrade(
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p must be in [0, 1], got {p}")
-    flat = scores.reshape(len(scores), -1)
+    flat = scores.reshape(1 if scores.ndim == 1 else len(scores), -1)
     d = flat.shape[1]
     moved = int(p * d)
-    if isinstance(generator, np.random.RandomState):
+    if isinstance(generator, np.random.RandomState | np.random.Generator):
         rows = []
         for _ in range(len(flat)):
             chosen = generator.choice(d, moved, replace=False)

@@ -1,5 +1,6 @@
 """Reads the size of the true explanation off the curve of FFid⁺ (sec. 4, theorem on sizes)."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -11,15 +12,14 @@ from ritornello.methods.f_fidelity.curves import check_sizes
 
 
 class ExplanationSize(NamedTuple):
-    """A size with its percentile interval over inputs."""
+    """A size with its percentile interval over inputs; NaN where there is only their mean."""
 
     size: float
-    low: float
-    high: float
+    ci: tuple[float, float]
 
 
 def explanation_size(
-    plus: Float[Tensor, "batch sizes"],
+    curve_plus: Float[Tensor, "batch sizes"] | Float[Tensor, " sizes"],
     sizes: Sequence[float],
     *,
     rule: Literal["argmax", "plateau"] = "argmax",
@@ -35,26 +35,34 @@ def explanation_size(
     give that as `smallest`, and read sizes above it only.
 
     Args:
-        plus: 1_f(x) − 1_f(x ⊙ m⁺) of every input (`clean[:, None] - morf` of a FidelityResult).
+        curve_plus: 1_f(x) − 1_f(x ⊙ m⁺) of every input (`clean[:, None] - morf` of a
+            FidelityResult); or its mean, `plus`, for a size without an interval.
         sizes: s.
         rule: `argmax`, the smallest size at the maximum; `plateau`, the largest size whose value is
             within one standard error of the maximum.
         smallest: sizes below it are not considered.
+        resamples, level: of the bootstrap.
 
     Raises:
         ValueError: a bad shape, no size left.
     """
     check_sizes(sizes)
-    if plus.ndim != 2 or plus.shape[1] != len(sizes) or len(plus) < 2:
-        raise ValueError(f"plus must be (inputs >= 2, {len(sizes)} sizes), got {tuple(plus.shape)}")
+    by_input = curve_plus[None] if curve_plus.ndim == 1 else curve_plus
+    if by_input.ndim != 2 or by_input.shape[1] != len(sizes) or not len(by_input):
+        raise ValueError(
+            f"curve_plus must be (inputs, {len(sizes)} sizes), got {tuple(curve_plus.shape)}"
+        )
     if rule not in ("argmax", "plateau"):
         raise ValueError(f"rule must be argmax or plateau, got {rule!r}")
     grid = torch.tensor(list(sizes), dtype=torch.float64)
     allowed = grid >= smallest - 1e-12
     if not bool(allowed.any()):
         raise ValueError(f"smallest must not exceed the largest size, got {smallest}")
-    values = plus.double().cpu()[:, allowed]
+    values = by_input.double().cpu()[:, allowed]
     grid = grid[allowed]
+    if len(values) == 1:
+        at = _read(values, torch.zeros(values.shape[1]), rule)[0]
+        return ExplanationSize(float(grid[at]), (math.nan, math.nan))
     rows = torch.randint(len(values), (resamples, len(values)), generator=generator)
     # Counts of every input in every resample: means by one product.
     weights = torch.zeros(resamples, len(values), dtype=torch.float64)
@@ -64,7 +72,7 @@ def explanation_size(
     estimates = grid[found]
     tail = (1 - level) / 2
     low, high = torch.quantile(estimates[1:], torch.tensor([tail, 1 - tail], dtype=torch.float64))
-    return ExplanationSize(float(estimates[0]), float(low), float(high))
+    return ExplanationSize(float(estimates[0]), (float(low), float(high)))
 
 
 def _read(curves: Tensor, error: Tensor, rule: str) -> Tensor:

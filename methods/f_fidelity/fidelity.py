@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -57,81 +58,83 @@ class FidelityResult:
 
 def fidelity(
     model: nn.Module,
-    inputs: Inputs,
-    labels: Int[Tensor, " batch"],
+    x: Inputs,
+    y: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch *grid"],
     sizes: Sequence[float],
     *,
     removal: RemovalSpec | None = None,
-    sampling: Sampling | None = None,
+    **sampling: Any,
 ) -> FidelityResult:
     """Plain fidelity: the whole explanation is removed from (or alone left to) the model.
 
-    Arguments and errors as in `removal_curve`.
+    Arguments and errors as in `removal_curve`; `sampling` are its `reduce` and `batch_size`.
     """
-    return _measure(model, inputs, labels, scores, sizes, None, None, removal, sampling)
+    return _measure(model, x, y, scores, sizes, None, None, removal, Sampling(**sampling))
 
 
 def r_fidelity(
     model: nn.Module,
-    inputs: Inputs,
-    labels: Int[Tensor, " batch"],
+    x: Inputs,
+    y: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch *grid"],
     sizes: Sequence[float],
     *,
     alpha: float = 0.5,
     removal: RemovalSpec | None = None,
-    sampling: Sampling | None = None,
+    **sampling: Any,
 ) -> FidelityResult:
-    """R-Fidelity: each element of the explanation (or of the rest) goes with probability α."""
-    return _measure(model, inputs, labels, scores, sizes, alpha, None, removal, sampling)
+    """R-Fidelity: each element of the explanation (or of the rest) goes with probability α.
+
+    Arguments and errors as in `removal_curve`; `sampling` are its `n_samples`, `reduce`,
+    `generator`, `batch_size`, `paired`, `seed` and `early_stop`.
+    """
+    return _measure(model, x, y, scores, sizes, alpha, None, removal, Sampling(**sampling))
 
 
 def f_fidelity(
-    judge: nn.Module,
-    inputs: Inputs,
-    labels: Int[Tensor, " batch"],
+    model: nn.Module,
+    x: Inputs,
+    y: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch *grid"],
     sizes: Sequence[float],
     *,
     alpha: float = 0.5,
     beta: float = 0.1,
     removal: RemovalSpec | None = None,
-    sampling: Sampling | None = None,
+    **sampling: Any,
 ) -> FidelityResult:
     """F-Fidelity: R-Fidelity under a cap of β·d expected removals, of a judge used to them.
 
     Args:
-        judge: the model fine-tuned by `finetune_judge` under random removal of the same β.
+        model: f_r, fine-tuned under random removal of the same β (`finetune_judge`).
         beta: no size removes more than this share on average.
 
-    Other arguments and errors as in `removal_curve`. Below s = β/α the curve of Fid⁺ grows by
+    Other arguments and errors as in `r_fidelity`. Below s = β/α the curve of Fid⁺ grows by
     construction: choose β/α smaller than the smallest explanation of interest.
     """
-    return _measure(judge, inputs, labels, scores, sizes, alpha, beta, removal, sampling)
+    return _measure(model, x, y, scores, sizes, alpha, beta, removal, Sampling(**sampling))
 
 
 def _measure(
     model: nn.Module,
-    inputs: Inputs,
-    labels: Tensor,
+    x: Inputs,
+    y: Tensor,
     scores: Tensor,
     sizes: Sequence[float],
     alpha: float | None,
     beta: float | None,
     removal: RemovalSpec | None,
-    sampling: Sampling | None,
+    sampling: Sampling,
 ) -> FidelityResult:
-    removal, sampling = removal or RemovalSpec(), sampling or Sampling()
-    check_arguments(model, inputs, labels, scores, sizes, alpha, beta, removal)
-    elements = removal.removable(inputs).sum(1)
-    shares = torch.tensor(list(sizes), dtype=torch.float64, device=elements.device)
+    removal = removal or RemovalSpec()
+    check_arguments(model, x, y, scores, sizes, alpha, beta, removal)
+    elements = removal.removable(x).sum(1)
+    shares = torch.tensor([float(s) for s in sizes], dtype=torch.float64, device=elements.device)
     k = count_removed(shares, elements)
-    # The complement of the top k is the bottom d − k.
+    # The complement of the top k is the bottom d − k, which runs down while k runs up.
     least = torch.cat([k, elements[:, None] - k], 1)
     how = (alpha, beta, removal, sampling)
-    morf = masked_values(model, inputs, labels, scores, k, "morf", *how)
-    lerf, kept = masked_values(model, inputs, labels, scores, least, "lerf", *how).chunk(2, 1)
-    return FidelityResult(
-        shares.float(), clean_values(model, inputs, labels, sampling), morf, lerf, kept
-    )
+    morf = masked_values(model, x, y, scores, k, "morf", *how)
+    lerf, kept = masked_values(model, x, y, scores, least, "lerf", *how).chunk(2, 1)
+    return FidelityResult(shares.float(), clean_values(model, x, y, sampling), morf, lerf, kept)

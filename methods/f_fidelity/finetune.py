@@ -2,8 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.methods.f_fidelity.curves import predict
-from ritornello.methods.f_fidelity.removal import Inputs, RemovalSpec, num_examples, take
+from ritornello.methods.f_fidelity.removal import (
+    Baseline,
+    Inputs,
+    RemovalSpec,
+    Unit,
+    num_examples,
+    take,
+)
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -27,8 +34,9 @@ class RandomRemoval(nn.Module):
 
     Args:
         fraction: β, share of the removable elements.
+        unit, baseline: what an element is and what replaces it.
         distribution: `fixed`: ⌊β·d⌋ of them; `uniform`: ⌊u·β·d⌋ with u ~ U(0, 1) per input.
-        removal: what an element is and what replaces it.
+        removal: the same and more, in place of `unit` and `baseline`.
         legacy_channel0: clear the chosen pixels in the first channel only, as the published
             transform does.
     """
@@ -36,6 +44,8 @@ class RandomRemoval(nn.Module):
     def __init__(
         self,
         fraction: float = 0.1,
+        unit: Unit = "pixel",
+        baseline: Baseline = "zero",
         *,
         distribution: Literal["fixed", "uniform"] = "fixed",
         removal: RemovalSpec | None = None,
@@ -48,7 +58,7 @@ class RandomRemoval(nn.Module):
             raise ValueError(f"distribution must be fixed or uniform, got {distribution!r}")
         self.fraction = fraction
         self.distribution = distribution
-        self.removal = removal or RemovalSpec()
+        self.removal = removal or RemovalSpec(baseline, unit)
         self.legacy_channel0 = legacy_channel0
         if legacy_channel0 and (self.removal.unit != "pixel" or self.removal.channels_last):
             raise ValueError("legacy_channel0 needs removal of pixels, channels first")
@@ -94,63 +104,78 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-4, weight_decay=1e-4)
 
 
-def finetune_judge(
-    model: nn.Module,
-    batches: Batches,
-    validation: tuple[Inputs, Int[Tensor, " examples"]],
-    *,
-    steps: int,
-    augmentation: RandomRemoval,
-    optimizer: Optimizer = adam,
-    evaluate_every: int = 50,
-    seed: int = 0,
-    scratch: Path | None = None,
-    checkpoint_every: int = 0,
-    **trainer: Any,
-) -> FinetunedJudge:
-    """Fine-tunes a copy of f under random removal; f is left as it is (sec. 4).
+@dataclass(frozen=True)
+class RandomRemovalFinetune:
+    """The recipe that makes f_r of f: fine-tuning under random removal (sec. 4).
 
-    Args:
-        model: f, a trained classifier.
-        batches: the training batch of a number: inputs and labels.
-        validation: held-out inputs and labels that choose the checkpoint.
+    Called with f, training batches and held-out data it returns the judge and leaves f as it is.
+
+    Attributes:
         steps: optimiser steps.
         augmentation: the removal; its β is the cap of `f_fidelity`.
         optimizer: parameters → optimiser.
         evaluate_every: steps between evaluations.
         seed: of the augmentation and of dropout.
-        scratch, checkpoint_every, trainer: as in `common.training.fit`.
-
-    Returns:
-        The judge. Warns when its clean accuracy fell by more than two points: F-Fidelity then
-        measures another model than f.
+        scratch, checkpoint_every, trainer: as in `common.training.fit`; a killed run goes on from
+            its checkpoint.
     """
-    judge = copy.deepcopy(model)
-    best = _Best(validation, augmentation, scratch if checkpoint_every else None)
-    clean_before, removed_before = best.clean_accuracy(judge), best.consider(judge, 0)
-    train_classifier(
-        judge,
-        batches,
-        steps=steps,
-        optimizer=optimizer,
-        augmentation=augmentation,
-        after_step=lambda step: (
-            best.consider(judge, step) if step % evaluate_every == 0 or step == steps else None
-        ),
-        seed=seed,
-        scratch=scratch,
-        checkpoint_every=checkpoint_every,
-        **trainer,
-    )
-    best.load_into(judge)
-    clean = best.clean_accuracy(judge)
-    if clean < clean_before - 0.02:
-        warnings.warn(
-            f"accuracy on whole inputs fell from {clean_before:.3f} to {clean:.3f}: "
-            "lower beta or the learning rate, or the judge is no longer the model",
-            stacklevel=2,
+
+    steps: int
+    augmentation: RandomRemoval = field(default_factory=RandomRemoval)
+    optimizer: Optimizer = adam
+    evaluate_every: int = 50
+    seed: int = 0
+    scratch: Path | None = None
+    checkpoint_every: int = 0
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        validation: tuple[Inputs, Int[Tensor, " examples"]],
+    ) -> FinetunedJudge:
+        """Fine-tunes a copy of f.
+
+        Args:
+            model: f, a trained classifier.
+            batches: the training batch of a number: inputs and labels.
+            validation: held-out inputs and labels that choose the checkpoint.
+
+        Returns:
+            The judge. Warns when its clean accuracy fell by more than two points: F-Fidelity then
+            measures another model than f.
+        """
+        judge = copy.deepcopy(model)
+        kept = self.scratch if self.checkpoint_every else None
+        best = _Best(validation, self.augmentation, kept)
+        clean_before, removed_before = best.clean_accuracy(judge), best.consider(judge, 0)
+
+        def look(step: int) -> None:
+            if step % self.evaluate_every == 0 or step == self.steps:
+                best.consider(judge, step)
+
+        train_classifier(
+            judge,
+            batches,
+            steps=self.steps,
+            optimizer=self.optimizer,
+            augmentation=self.augmentation,
+            after_step=look,
+            seed=self.seed,
+            scratch=self.scratch,
+            checkpoint_every=self.checkpoint_every,
+            **self.trainer,
         )
-    return FinetunedJudge(judge, clean_before, clean, removed_before, best.accuracy, best.step)
+        best.load_into(judge)
+        clean = best.clean_accuracy(judge)
+        if clean < clean_before - 0.02:
+            warnings.warn(
+                f"accuracy on whole inputs fell from {clean_before:.3f} to {clean:.3f}: "
+                "lower beta or the learning rate, or the judge is no longer the model",
+                stacklevel=2,
+            )
+        return FinetunedJudge(judge, clean_before, clean, removed_before, best.accuracy, best.step)
 
 
 def train_classifier(
@@ -168,7 +193,7 @@ def train_classifier(
 ) -> nn.Module:
     """Trains a classifier in place by cross-entropy and returns it in evaluation mode.
 
-    Used for f, for f_r and for ROAR's judges alike. Arguments as in `finetune_judge`;
+    Used for f, for f_r and for ROAR's judges alike. Arguments as in `RandomRemovalFinetune`;
     `after_step` is called with the number of finished optimiser steps.
     """
     from ritornello.common.training import fit

@@ -13,6 +13,7 @@ from ritornello.methods.f_fidelity.imputation import impute_linear
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Unit: TypeAlias = Literal["pixel", "element", "timestep", "token"]
+Baseline: TypeAlias = Literal["zero", "mean", "linear"] | Tensor | int
 
 
 def num_examples(inputs: Inputs) -> int:
@@ -22,9 +23,10 @@ def num_examples(inputs: Inputs) -> int:
 
 def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
     """The chosen rows of a tensor, or of every tensor of a mapping."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    return {name: tensor[rows] for name, tensor in inputs.items()}
+    if isinstance(inputs, Mapping):
+        return {name: take(tensor, rows) for name, tensor in inputs.items()}  # type: ignore
+    # Several times as fast as an index on the CPU.
+    return inputs[rows] if isinstance(rows, slice) else inputs.index_select(0, rows)
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,19 @@ class RemovalSpec:
     colour of the data set, not black.
 
     Attributes:
-        unit: `pixel`: all channels of a place of (B, C, H, W) together; `element`: every cell of
-            (B, ...), for instance time × sensor; `timestep`: a row of (B, time, sensors);
-            `token`: a word piece of `input_ids` (B, L).
         baseline: `zero`; `mean`, per channel over the places of the same input; `linear`, noisy
             linear interpolation from the places that are kept (ROAD; pixels only); a tensor that
             broadcasts to one input; for tokens the id of the mask or pad token.
+        unit: `pixel`: all channels of a place of (B, C, H, W) together; `element`: every cell of
+            (B, ...), for instance time × sensor; `timestep`: a row of (B, time, sensors);
+            `token`: a word piece of `input_ids` (B, L).
         channels_last: images are (B, H, W, C).
         special_ids: tokens that are never removed (CLS, SEP, PAD); masked-out positions never are.
         drop: tokens leave the attention mask instead of being replaced.
     """
 
+    baseline: Baseline = "zero"
     unit: Unit = "pixel"
-    baseline: Literal["zero", "mean", "linear"] | Tensor | int = "zero"
     channels_last: bool = False
     special_ids: tuple[int, ...] = ()
     drop: bool = False

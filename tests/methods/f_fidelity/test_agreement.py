@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ritornello.methods.f_fidelity import explanation_size, micro_rank, rank_agreement
+from ritornello.methods.f_fidelity import explanation_size, rank_agreement
 from ritornello.methods.f_fidelity.agreement import mid_ranks, spearman
 
 
@@ -17,39 +17,36 @@ def test_spearman_equals_scipys_with_ties():
     np.testing.assert_array_equal(mid_ranks(a[:, 0]), stats.rankdata(a[:, 0]))
 
 
-def test_undefined_correlations_are_counted_not_zero():
+def test_undefined_correlations_are_nan_and_left_out():
     morf = np.array([[0.5, 0.1], [0.5, 0.2], [0.5, 0.3]])
-    found = rank_agreement(morf, morf, np.array([1.0, 0.5, 0.0]))
-    assert np.isnan(found.by_size["morf_vs_gt"][0])
-    assert found.undefined["morf_vs_gt"] == 1
-    assert found.micro["morf_vs_gt"] == -1
-    assert found.kendall["morf_vs_gt"] == pytest.approx(-1)
-    flat = rank_agreement(morf[:, :1], morf[:, :1], np.array([1.0, 0.5, 0.0]))
-    assert np.isnan(flat.micro["morf_vs_gt"])
-    assert np.isnan(flat.macro["morf_vs_gt"])
+    quality = np.array([1.0, 0.5, 0.0])
+    assert np.isnan(spearman(morf, quality[:, None])).tolist() == [True, False]
+    assert rank_agreement(morf, quality).micro == -1
+    flat = rank_agreement(morf[:, :1], quality)
+    assert np.isnan(flat.micro)
+    assert np.isnan(flat.macro)
 
 
 def test_macro_and_micro_are_not_swapped():
     """One size dominates the mean curve, two others disagree with it."""
     morf = np.array([[0.0, 0.02, 0.02], [1.0, 0.01, 0.01]])
-    found = rank_agreement(morf, morf, np.array([1.0, 0.0]))
-    assert found.macro["morf_vs_gt"] == -1
-    assert found.micro["morf_vs_gt"] == pytest.approx(1 / 3)
+    macro, micro, place = rank_agreement(morf, np.array([1.0, 0.0]))
+    assert (macro, place) == (-1, 1)
+    assert micro == pytest.approx(1 / 3)
 
 
 def test_places_of_metrics():
     quality = np.array([1.0, 0.5, 0.0])
     good, bad = np.array([[0.1], [0.2], [0.3]]), np.array([[0.3], [0.2], [0.1]])
-    agreements = {
-        "a": rank_agreement(good, bad, quality),
-        "b": rank_agreement(good, bad, quality),
-        "c": rank_agreement(bad, good, quality),
-    }
-    shared = micro_rank(agreements)
-    assert [shared[m]["morf_vs_gt"] for m in "abc"] == [1, 1, 3]
-    averaged = micro_rank(agreements, ties="average")
-    assert [averaged[m]["lerf_vs_gt"] for m in "abc"] == [1.5, 1.5, 3]
-    assert [shared[m]["morf_vs_lerf"] for m in "abc"] == [1, 1, 1]
+    metrics, lerf = np.stack([good, good, bad]), np.stack([bad, bad, good])
+    assert rank_agreement(metrics, quality).micro_rank.tolist() == [1, 1, 3]
+    assert rank_agreement(metrics, quality).macro.tolist() == [-1, -1, 1]
+    averaged = rank_agreement(lerf, quality, best=1, ties="average")
+    assert averaged.micro_rank.tolist() == [1.5, 1.5, 3]
+    # All three agree with their own LeRF curves; an undefined correlation comes last.
+    assert rank_agreement(metrics, lerf).micro_rank.tolist() == [1, 1, 1]
+    flat = np.stack([np.ones((3, 1)), bad])
+    assert rank_agreement(flat, quality).micro_rank.tolist() == [2, 1]
 
 
 def test_size_at_the_peak_and_at_the_edge_of_the_plateau(generator):
@@ -59,7 +56,10 @@ def test_size_at_the_peak_and_at_the_edge_of_the_plateau(generator):
     )
     peak = explanation_size(plus, sizes, generator=generator)
     assert peak.size == 0.1
-    assert peak.low <= peak.size <= peak.high
+    assert peak.ci[0] <= peak.size <= peak.ci[1]
+    size, ci = explanation_size(plus.mean(0), sizes)
+    assert size == 0.1
+    assert np.isnan(ci).all()
     assert explanation_size(plus, sizes, rule="plateau").size == 0.15
     # What grows by construction below beta/alpha is left out.
     assert explanation_size(plus, sizes, smallest=0.12).size == 0.15
@@ -67,13 +67,13 @@ def test_size_at_the_peak_and_at_the_edge_of_the_plateau(generator):
         explanation_size(plus, sizes, smallest=0.5)
     with pytest.raises(ValueError, match="rule"):
         explanation_size(plus, sizes, rule="kink")
-    with pytest.raises(ValueError, match="plus must be"):
+    with pytest.raises(ValueError, match="curve_plus must be"):
         explanation_size(plus[:, :2], sizes)
 
 
 def test_planted_size_is_found():
     """FFid⁺ of a judge that counts nine planted cells is flat up to them, then falls as c/k."""
-    from ritornello.methods.f_fidelity import Sampling, f_fidelity
+    from ritornello.methods.f_fidelity import f_fidelity
 
     class Counts(torch.nn.Module):
         def forward(self, x):
@@ -84,8 +84,8 @@ def test_planted_size_is_found():
     scores = torch.zeros(30, 10, 10)
     scores.view(30, 100)[:, :9] = 1
     sizes = [i / 100 for i in range(3, 40, 3)]
-    sampling = Sampling(200, reduce="prob")
-    found = f_fidelity(Counts().eval(), x, labels, scores, sizes, beta=0.015, sampling=sampling)
+    how = {"n_samples": 200, "reduce": "prob"}
+    found = f_fidelity(Counts().eval(), x, labels, scores, sizes, beta=0.015, **how)
     # beta·d·min(1, c/k)/c of the probability goes.
     expected = torch.tensor([1.5 * min(1, 9 / (100 * s)) / 9 for s in sizes])
     torch.testing.assert_close(found.plus, expected, atol=0.01, rtol=0)
@@ -95,7 +95,9 @@ def test_planted_size_is_found():
 
 
 def test_bad_shapes_are_named():
-    with pytest.raises(ValueError, match="morf and lerf must be"):
-        rank_agreement(np.zeros((3, 2)), np.zeros((2, 2)), np.zeros(3))
+    with pytest.raises(ValueError, match="curves must be"):
+        rank_agreement(np.zeros((3, 2)), np.zeros(2))
+    with pytest.raises(ValueError, match="curves must be"):
+        rank_agreement(np.zeros((1, 2)), np.zeros(1))
     with pytest.raises(ValueError, match="ties must be"):
-        micro_rank({}, ties="max")
+        rank_agreement(np.zeros((3, 2)), np.zeros(3), ties="max")

@@ -8,7 +8,6 @@ from torch import nn
 
 from ritornello.methods.f_fidelity import (
     RemovalSpec,
-    Sampling,
     degrade,
     f_fidelity,
     fidelity,
@@ -35,8 +34,8 @@ def case(linear_judge):
 def test_vectorised_equals_the_loops(case, order, kind):
     judge, x, labels, scores = case
     draws = [torch.Generator().manual_seed(3) for _ in range(2)]
-    sampling = Sampling(n_samples=7, generator=draws[0], batch_size=11)
-    ours = removal_curve(judge, *case[1:], SIZES, order=order, sampling=sampling, **HOW[kind])
+    how = {"n_samples": 7, "generator": draws[0], "batch_size": 11, **HOW[kind]}
+    ours = removal_curve(judge, *case[1:], SIZES, order=order, **how)
     theirs = reference.removal_curve(
         judge, x, labels, scores, SIZES, order=order, n_samples=7, generator=draws[1], **HOW[kind]
     )
@@ -46,7 +45,7 @@ def test_vectorised_equals_the_loops(case, order, kind):
 @pytest.mark.parametrize("kind", HOW)
 def test_batching_changes_nothing(case, kind):
     curves = [
-        removal_curve(case[0], *case[1:], SIZES, sampling=Sampling(9, batch_size=size), **HOW[kind])
+        removal_curve(case[0], *case[1:], SIZES, n_samples=9, batch_size=size, **HOW[kind])
         for size in (1, 13, 500)
     ]
     torch.testing.assert_close(curves[0], curves[1])
@@ -158,16 +157,56 @@ def test_ties_go_to_the_lower_index_in_either_order():
 
 
 def test_early_stop_stays_within_its_bound(case):
-    full = removal_curve(*case, SIZES, alpha=0.5, sampling=Sampling(200))
-    quick = removal_curve(*case, SIZES, alpha=0.5, sampling=Sampling(200, early_stop=10))
+    full = removal_curve(*case, SIZES, alpha=0.5, n_samples=200)
+    quick = removal_curve(*case, SIZES, alpha=0.5, n_samples=200, early_stop=10)
     assert float((full - quick).mean().abs()) < 1 / 11
     undecided = (quick > 0) & (quick < 1)
     torch.testing.assert_close(full[undecided], quick[undecided])
 
 
+def test_early_stop_judges_few_masks_where_the_answer_is_clear(case):
+    """Asked of whole inputs, and of three masks at every fourth size and the last."""
+    judge, x, labels, scores = case
+    asked = []
+    judge.register_forward_hook(lambda *a: asked.append(len(a[2])))
+    with torch.no_grad():
+        judge.linear.weight.zero_()
+    labels = judge(x).argmax(1)
+    asked.clear()
+    sizes = [i / 20 for i in range(1, 21)]
+    curve = removal_curve(judge, x, labels, scores, sizes, alpha=0.5, n_samples=50, early_stop=3)
+    assert bool((curve == 1).all())
+    assert sum(asked) == 6 * (1 + 6 * 3)
+
+
+def test_a_single_change_between_sizes_is_found_exactly():
+    class Bright(nn.Module):
+        def forward(self, x):
+            left = x.flatten(1).sum(1) - 50.5
+            return torch.stack([left, -left], 1)
+
+    x, y = torch.ones(2, 1, 10, 10), torch.zeros(2).long()
+    scores = torch.arange(100.0).view(1, 10, 10).expand(2, 10, 10)
+    sizes = [i / 20 for i in range(1, 21)]
+    how = {"alpha": 1 - 1e-7, "n_samples": 4, "early_stop": 2}
+    quick = removal_curve(Bright().eval(), x, y, scores, sizes, **how)
+    assert quick[0, 1:].tolist() == [1.0] * 9 + [0.0] * 11
+
+
+def test_a_generator_can_seed_paired_masks(case):
+    a, b, c = (
+        removal_curve(
+            *case, SIZES, alpha=0.5, paired=True, generator=torch.Generator().manual_seed(s)
+        )
+        for s in (1, 1, 2)
+    )
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
 def test_probabilities_instead_of_labels(case):
     judge, x, labels, _ = case
-    curve = removal_curve(*case, [0.5], sampling=Sampling(reduce="prob"))
+    curve = removal_curve(*case, [0.5], reduce="prob")
     expected = judge(x).softmax(1).gather(1, labels[:, None])[:, 0]
     torch.testing.assert_close(curve[:, 0], expected.detach())
 
@@ -183,10 +222,10 @@ def test_pixels_elements_and_timesteps_are_removed_together(case):
     torch.testing.assert_close(last.flatten(2), out)
     series = x.flatten(2)  # (6, time 3, sensors 36)
     kept = torch.tensor([[True, False, True]]).expand(6, 3)
-    rows = RemovalSpec("timestep", "mean").apply(series, kept)
+    rows = RemovalSpec("mean", "timestep").apply(series, kept)
     torch.testing.assert_close(rows[:, 1], series.mean(1))
     torch.testing.assert_close(rows[:, ::2], series[:, ::2])
-    cells = RemovalSpec("element", torch.tensor(7.0)).apply(series, torch.zeros(6, 108).bool())
+    cells = RemovalSpec(torch.tensor(7.0), "element").apply(series, torch.zeros(6, 108).bool())
     assert bool((cells == 7).all())
 
 
@@ -225,7 +264,7 @@ class Words(nn.Module):
 def test_special_and_padded_tokens_stay(drop):
     ids = torch.tensor([[1, 7, 9, 8, 2, 0], [1, 9, 7, 2, 0, 0]])
     inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
-    removal = RemovalSpec("token", 3, special_ids=(0, 1, 2), drop=drop)
+    removal = RemovalSpec(3, "token", special_ids=(0, 1, 2), drop=drop)
     assert removal.removable(inputs).sum(1).tolist() == [3, 2]
     # The specials score highest: they must not use up the places of what can be removed.
     scores = torch.tensor([[9.0, 3, 2, 1, 9, 9], [9.0, 1, 2, 9, 9, 9]])
@@ -238,7 +277,7 @@ def test_special_and_padded_tokens_stay(drop):
 BAD = {
     "scores": ({"scores": torch.zeros(6, 3, 6, 6)}, "resize the maps"),
     "nan": ({"scores": torch.full((6, 6, 6), torch.nan)}, "NaN"),
-    "labels": ({"labels": torch.zeros(6)}, "labels"),
+    "labels": ({"y": torch.zeros(6)}, "y must be"),
     "alpha": ({"alpha": 0.0}, r"alpha must be in \(0, 1\], got 0.0"),
     "beta": ({"alpha": 0.5, "beta": 1.5}, "beta must be"),
     "cap": ({"beta": 0.1}, "give alpha too"),
@@ -252,7 +291,7 @@ BAD = {
 def test_bad_input_is_named(case, name):
     judge, x, labels, scores = case
     change, message = BAD[name]
-    arguments = {"labels": labels, "scores": scores, "sizes": [0.5], **change}
+    arguments = {"y": labels, "scores": scores, "sizes": [0.5], **change}
     with pytest.raises(ValueError, match=message):
         removal_curve(judge, x, **arguments)
 
@@ -263,15 +302,15 @@ def test_more_bad_input_is_named(case):
         removal_curve(nn.Sequential(judge).train(), x, labels, scores, [0.5])
     judge.eval()
     with pytest.raises(ValueError, match="unit must be one of"):
-        RemovalSpec("patch")
+        RemovalSpec(unit="patch")
     with pytest.raises(ValueError, match="token id"):
-        RemovalSpec("token")
+        RemovalSpec(unit="token")
     with pytest.raises(ValueError, match="mapping with input_ids"):
-        removal_curve(judge, x, labels, scores, [0.5], removal=RemovalSpec("token", 3))
+        removal_curve(judge, x, labels, scores, [0.5], removal=RemovalSpec(3, "token"))
     with pytest.raises(ValueError, match="n_samples"):
-        Sampling(0)
+        removal_curve(judge, x, labels, scores, [0.5], n_samples=0)
     with pytest.raises(ValueError, match="early_stop"):
-        Sampling(5, early_stop=9)
+        r_fidelity(judge, x, labels, scores, [0.5], n_samples=5, early_stop=9)
     with pytest.raises(ValueError, match="p must be in"):
         degrade(scores, 1.2)
     with pytest.warns(UserWarning, match="ranking is undefined"):

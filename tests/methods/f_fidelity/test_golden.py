@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ritornello.methods.f_fidelity.agreement import rank_agreement
-from ritornello.methods.f_fidelity.curves import Sampling, removal_curve
-from ritornello.methods.f_fidelity.degrade import degrade
+from ritornello.methods.f_fidelity import degrade, rank_agreement, removal_curve
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "f_fidelity"
 SIZES = [i / 100 for i in range(5, 101, 5)]
@@ -50,10 +48,14 @@ def test_plain_curves_are_equal(case, order):
 @pytest.mark.parametrize("kind", ["r", "f"])
 def test_stochastic_curves_are_equal_under_the_same_draws(case, order, kind):
     values, curve = case
-    sampling = Sampling(n_samples=50, generator=torch.Generator().manual_seed(values["seed"]))
     beta = values["beta"] if kind == "f" else None
-    ours = curve(order, alpha=values["alpha"], beta=beta, sampling=sampling)
-    assert ours == pytest.approx(values[f"{kind}_fidelity_{order}_torchseed"], abs=1e-6)
+    how = {"alpha": values["alpha"], "beta": beta, "n_samples": 50}
+    expected = pytest.approx(values[f"{kind}_fidelity_{order}_torchseed"], abs=1e-6)
+    generator = torch.Generator().manual_seed(values["seed"])
+    assert curve(order, generator=generator, **how) == expected
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(values["seed"])
+        assert curve(order, paired=False, **how) == expected
 
 
 @pytest.mark.parametrize("order", ["MoRF", "LeRF"])
@@ -61,7 +63,7 @@ def test_stochastic_curves_are_equal_under_the_same_draws(case, order, kind):
 def test_keyed_masks_have_the_same_expectation(case, order, kind):
     values, curve = case
     beta = values["beta"] if kind == "f" else None
-    ours = curve(order, alpha=values["alpha"], beta=beta, sampling=Sampling(4000, batch_size=4000))
+    ours = curve(order, alpha=values["alpha"], beta=beta, n_samples=4000, batch_size=4000)
     assert ours == pytest.approx(values[f"{kind}_fidelity_{order}_expect"], abs=0.03)
 
 
@@ -80,6 +82,10 @@ def test_rank_correlations_are_equal(case, fill):
     morf, lerf = fill(f"{case['tag']}.morf", shape), fill(f"{case['tag']}.lerf", shape)
     if case["ties"]:
         morf, lerf = np.round(morf * 3) / 3, np.round(lerf * 3) / 3
-    ours = rank_agreement(morf, lerf, np.linspace(1, 0, shape[0]))
-    assert ours.macro == pytest.approx(case["macro"], abs=1e-9)
-    assert ours.micro == pytest.approx(case["micro"], abs=1e-9)
+    quality = np.linspace(1, 0, shape[0])
+    pairs = {"morf_vs_gt": (morf, quality), "lerf_vs_gt": (lerf, quality)}
+    for pair, sides in {**pairs, "morf_vs_lerf": (morf, lerf)}.items():
+        macro, micro, place = rank_agreement(*sides)
+        assert macro == pytest.approx(case["macro"][pair], abs=1e-9)
+        assert micro == pytest.approx(case["micro"][pair], abs=1e-9)
+        assert place == 1

@@ -1,6 +1,7 @@
 """Explainers, fine-tuned and retrained judges, and the report."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -9,17 +10,15 @@ from torch import nn
 
 from ritornello.methods.f_fidelity import (
     RandomRemoval,
+    RandomRemovalFinetune,
     RemovalSpec,
-    Sampling,
-    finetune_judge,
     judge_report,
     removal_curve,
     roar,
-    roar_batches,
-    train_classifier,
 )
 from ritornello.methods.f_fidelity import explainers as ours
-from ritornello.methods.f_fidelity.finetune import accuracy
+from ritornello.methods.f_fidelity.baselines import roar_batches
+from ritornello.methods.f_fidelity.finetune import accuracy, train_classifier
 
 
 @pytest.fixture
@@ -147,10 +146,8 @@ def test_legacy_removal_empties_the_first_channel_only(images, generator):
 def test_finetuning_leaves_f_alone_and_keeps_the_best_checkpoint(network, images):
     x, y = images
     before = copy.deepcopy(network.state_dict())
-    tuned = finetune_judge(
-        network, batches(x, y), (x, y),
-        steps=30, augmentation=RandomRemoval(0.2), optimizer=fast, evaluate_every=10,
-    )  # fmt: skip
+    finetune = RandomRemovalFinetune(30, RandomRemoval(0.2), fast, evaluate_every=10)
+    tuned = finetune(network, batches(x, y), (x, y))
     assert all(torch.equal(a, b) for a, b in zip(before.values(), network.state_dict().values()))
     assert not tuned.model.training
     assert tuned.removed > tuned.removed_before
@@ -165,18 +162,18 @@ def test_finetuning_leaves_f_alone_and_keeps_the_best_checkpoint(network, images
 
 def test_a_resumed_finetuning_gives_the_same_judge(network, images, tmp_path):
     x, y = images
-    how = {"augmentation": RandomRemoval(0.2), "optimizer": fast, "evaluate_every": 4}
-    straight = finetune_judge(network, batches(x, y), (x, y), steps=12, seed=3, **how)
+    finetune = RandomRemovalFinetune(12, RandomRemoval(0.2), fast, evaluate_every=4, seed=3)
+    straight = finetune(network, batches(x, y), (x, y))
 
     def killed(number):
         if number == 9:
             raise KeyboardInterrupt
         return batches(x, y)(number)
 
-    resumed = {"scratch": tmp_path, "checkpoint_every": 4, "seed": 3, **how}
+    resumable = dataclasses.replace(finetune, scratch=tmp_path, checkpoint_every=4)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        finetune_judge(network, killed, (x, y), steps=12, **resumed)
-    again = finetune_judge(network, batches(x, y), (x, y), steps=12, **resumed)
+        resumable(network, killed, (x, y))
+    again = resumable(network, batches(x, y), (x, y))
     assert (again.step, again.removed) == (straight.step, straight.removed)
     for a, b in zip(again.model.state_dict().values(), straight.model.state_dict().values()):
         torch.testing.assert_close(a, b)
@@ -189,10 +186,9 @@ def test_losing_clean_accuracy_is_told(network, images):
 
     shuffled = y.roll(1)
     with pytest.warns(UserWarning, match="accuracy on whole inputs fell"):
-        finetune_judge(
-            trained, lambda n: (x, shuffled), (x, y),
-            steps=40, augmentation=_Misleading(), optimizer=fast, evaluate_every=40,
-        )  # fmt: skip
+        RandomRemovalFinetune(40, _Misleading(), fast, evaluate_every=40)(
+            trained, lambda n: (x, shuffled), (x, y)
+        )
 
 
 class _Misleading(RandomRemoval):
@@ -205,7 +201,7 @@ class _Misleading(RandomRemoval):
 def test_roar_removes_the_top_of_its_own_explainer(images):
     x, y = images
     scores = torch.arange(64.0).view(1, 8, 8).expand(48, 8, 8)
-    batch = roar_batches(x, y, scores, batch_size=40, seed=2)
+    batch = roar_batches(scores, x, y, batch_size=40, seed=2)
     emptied, labels = batch(5)
     gone = (emptied == 0).all(1).flatten(1)
     # What is gone is always the end of the grid, of varying length.
@@ -215,18 +211,16 @@ def test_roar_removes_the_top_of_its_own_explainer(images):
     assert torch.equal(emptied, again)
     assert torch.equal(labels, same)
     seen = []
-    assert roar(lambda b: seen.append(b) or nn.Identity(), x, y, scores) is not None
+    assert roar(lambda b: seen.append(b) or nn.Identity(), scores, x, y) is not None
     assert seen[0](0)[0].shape == (128, 3, 8, 8)
-    with pytest.raises(ValueError, match="scores must have the shape"):
-        roar_batches(x, y, x, batch_size=4)
+    with pytest.raises(ValueError, match="explanations must have the shape"):
+        roar_batches(x, x, y, batch_size=4)
 
 
 def test_report_ranks_and_compares(network, images):
     x, y = images
     f = train_classifier(network, batches(x, y), steps=60, optimizer=fast)
-    judge = finetune_judge(
-        f, batches(x, y), (x, y), steps=20, augmentation=RandomRemoval(0.1), optimizer=fast
-    ).model
+    judge = RandomRemovalFinetune(20, optimizer=fast)(f, batches(x, y), (x, y)).model
     truth = torch.zeros(48, 8, 8)
     truth[:, :4, :4] = 1
 
@@ -234,8 +228,8 @@ def test_report_ranks_and_compares(network, images):
         return truth[: len(inputs)] + 0.01 * inputs.sum(1)
 
     report = judge_report(
-        f, {"planted": planted}, x, y,
-        judge=judge, sizes=[0.1, 0.25, 0.5, 0.75], sampling=Sampling(4, reduce="prob"),
+        f, {"planted": planted}, (x, y),
+        judge=judge, sizes=[0.1, 0.25, 0.5, 0.75], n_samples=4, reduce="prob",
         metrics=["fidelity", "roar", "r_fidelity", "f_fidelity"],
         roar_judges=lambda name, p: f,
     )  # fmt: skip
@@ -254,9 +248,9 @@ def test_report_ranks_and_compares(network, images):
     figure = report.figure("planted")
     assert len(figure.axes) == 4
     with pytest.raises(ValueError, match="roar_judges"):
-        judge_report(f, {}, x, y, judge=judge, metrics=["roar"])
+        judge_report(f, {}, (x, y), judge=judge, metrics=["roar"])
     with pytest.raises(ValueError, match="metrics must be of"):
-        judge_report(f, {}, x, y, judge=judge, metrics=["fid"])
+        judge_report(f, {}, (x, y), judge=judge, metrics=["fid"])
 
 
 def test_a_transformers_classifier_is_judged_and_finetuned():
@@ -272,13 +266,11 @@ def test_a_transformers_classifier_is_judged_and_finetuned():
     ids[0, 5:] = 0
     inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     labels = torch.tensor([0, 1] * 3)
-    removal = RemovalSpec("token", 3, special_ids=(0, 1, 2))
+    removal = RemovalSpec(3, "token", special_ids=(0, 1, 2))
     scores = ours.embedding_gradient(model, inputs, labels)
     assert scores.shape == ids.shape
-    tuned = finetune_judge(
-        model, lambda n: (inputs, labels), (inputs, labels),
-        steps=2, augmentation=RandomRemoval(0.2, removal=removal), optimizer=fast,
-    )  # fmt: skip
+    finetune = RandomRemovalFinetune(2, RandomRemoval(0.2, removal=removal), fast)
+    tuned = finetune(model, lambda n: (inputs, labels), (inputs, labels))
     curve = removal_curve(
         tuned.model, inputs, labels, scores, [0.3, 1.0], alpha=0.5, beta=0.2, removal=removal
     )
@@ -302,6 +294,6 @@ def test_plain_morf_equals_quantus_pixel_flipping(network, images):
     )  # fmt: skip
     curve = removal_curve(
         network, x, y, scores, [i / 6 for i in range(1, 7)],
-        removal=RemovalSpec("element"), sampling=Sampling(reduce="prob"),
+        removal=RemovalSpec(unit="element"), reduce="prob",
     )  # fmt: skip
     np.testing.assert_allclose(np.asarray(theirs), curve[:, 1:], atol=1e-5)
