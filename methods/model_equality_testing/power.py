@@ -58,7 +58,7 @@ class PowerEstimate:
 def estimate_power(
     sampler_p: CompletionSample | PromptSampler,
     sampler_q: CompletionSample | PromptSampler,
-    n_per_prompt: int,
+    n: int,
     alpha: float = 0.05,
     n_simulations: int = 100,
     *,
@@ -79,7 +79,7 @@ def estimate_power(
         sampler_p, sampler_q: a pool of completions, or a function that draws n of every prompt.
             Give one pool twice for the false positive rate: both samples then come from disjoint
             parts of it.
-        n_per_prompt: completions of each prompt in each sample; N = m n.
+        n: completions of each prompt in each sample; N = m n.
         alpha: level.
         n_simulations: S.
         statistic: a name or a `Statistic`.
@@ -96,16 +96,16 @@ def estimate_power(
             pools themselves differ and small ones make the test reject true hypotheses.
     """
     check_level(alpha)
-    if n_per_prompt < 2 or n_simulations < 1 or n_resamples < 1:
+    if n < 2 or n_simulations < 1 or n_resamples < 1:
         raise ValueError(
-            "n_per_prompt must be >= 2, n_simulations and n_resamples >= 1, got "
-            f"{n_per_prompt}, {n_simulations}, {n_resamples}"
+            "n (completions a prompt) must be >= 2, n_simulations and n_resamples >= 1, got "
+            f"{n}, {n_simulations}, {n_resamples}"
         )
     statistic = as_statistic(statistic)
     rng = np.random.default_rng(seed)
-    draws = _Draws.of(sampler_p, sampler_q, n_per_prompt, n_simulations, replace, rng)
-    rows = 2 * n_per_prompt
-    first = torch.arange(rows * len(draws.places)) % rows < n_per_prompt
+    draws = _Draws.of(sampler_p, sampler_q, n, n_simulations, replace, rng)
+    rows = 2 * n
+    first = torch.arange(rows * len(draws.places)) % rows < n
     found = []
     step = max(1, _CHUNK // (n_resamples * len(first)))
     for start in range(0, n_simulations, step):

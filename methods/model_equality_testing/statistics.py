@@ -6,7 +6,7 @@ computed once for the pooled rows; each split is then a quadratic form in its 0/
 Legend: S independent draws, R splits of a draw, n pooled rows, b of them of one prompt, m prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -88,7 +88,7 @@ class Statistic:
         """Prepares the pooled rows of each prompt; see `PooledStatistic`."""
         if self.is_mmd:
             return PooledMMD([self.kernel(c, pad) for c in codes], self.normalisation)
-        return PooledCounts([kernels.completion_ids(c) for c in codes], self.kind)  # type: ignore
+        return PooledCounts([kernels.completion_ids(c) for c in codes], self.kind)
 
     def slack(self, n1: int, n2: int) -> float:
         """By how much statistics that are equal on paper may differ by rounding."""
@@ -96,9 +96,21 @@ class Statistic:
         return TIE_SLACK * scale
 
 
+# What the published package calls the statistics, and what they are here.
+PUBLISHED_NAMES: Mapping[str, Kind] = {
+    "mmd_kspectrum": "mmd_spectrum",
+    "mmd_all_subsequences": "mmd_all_substrings",
+    "two_sample_L1": "l1",
+    "two_sample_L2": "l2",
+    "two_sample_chi_squared": "chi_squared",
+}
+
+
 def as_statistic(statistic: "Statistic | Kind") -> Statistic:
-    """A statistic from its name or itself."""
-    return statistic if isinstance(statistic, Statistic) else Statistic(statistic)
+    """A statistic from itself, its name, or its name in the published package."""
+    if isinstance(statistic, Statistic):
+        return statistic
+    return Statistic(PUBLISHED_NAMES.get(statistic, statistic))
 
 
 class PooledStatistic(Protocol):

@@ -168,7 +168,7 @@ def bootstrap_null(
 
 def composite_test(
     sample: CompletionSample,
-    nulls: Mapping[str, CompletionSample],
+    nulls: Mapping[str, CompletionSample] | Sequence[CompletionSample],
     alpha: float = 0.05,
     **options: object,
 ) -> tuple[bool, dict[str, TestResult]]:
@@ -176,7 +176,7 @@ def composite_test(
 
     Args:
         sample: what the endpoint answered.
-        nulls: a reference sample for each acceptable model.
+        nulls: a reference sample for each acceptable model, by name or in order ("0", "1", ...).
         alpha: level; the composite null falls only if every single one does.
         options: of `two_sample_test`.
 
@@ -186,6 +186,8 @@ def composite_test(
     check_level(alpha)
     if not nulls:
         raise ValueError("nulls must hold at least one reference sample")
+    if not isinstance(nulls, Mapping):
+        nulls = {str(place): null for place, null in enumerate(nulls)}
     results = {
         name: two_sample_test(sample, null, **options)  # type: ignore[arg-type]
         for name, null in nulls.items()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ritornello.experiments.benchmarks import Benchmark
+from ritornello.experiments.benchmarks import Benchmark, harness
 from ritornello.experiments.benchmarks import __main__ as bench
 
 
@@ -65,3 +65,12 @@ def test_record_writes_the_table_beside_the_docs(run, tmp_path, monkeypatch):
     assert "sum | constant" in (tmp_path / "repository" / "docs" / "benchmarks.md").read_text()
     assert "missed" in (tmp_path / "repository" / "docs" / "benchmarks.md").read_text()
     assert set(json.loads((folder / "results.json").read_text())) == {"good"}
+
+
+def test_time_of_a_part_of_the_peers_work_stands_for_all_of_it(monkeypatch):
+    monkeypatch.setattr(harness, "_seconds", lambda call, inner: call())
+    timing = harness.time_pair(
+        Benchmark("share", lambda: 1.0, lambda: 2.0, "a tenth", seconds=0, peer_share=0.1)
+    )
+    assert timing.peer == pytest.approx(20)
+    assert timing.ratio == pytest.approx(20)

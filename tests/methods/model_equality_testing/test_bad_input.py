@@ -56,7 +56,7 @@ def sample(prompts=(0, 0, 1, 1), length=3, num_prompts=2):
         (lambda: encode_unicode(["abc"], 2, truncate=False), "more than length=2"),
         (lambda: encode_unicode(["abc"], 0), "length must be >= 1"),
         (lambda: encode_tokens([], 3), "at least one"),
-        (lambda: estimate_power(sample(), sample(), 1), "n_per_prompt must be >= 2"),
+        (lambda: estimate_power(sample(), sample(), 1), "must be >= 2"),
         (lambda: estimate_power(sample(), sample(), 2, alpha=0), "alpha must be in"),
         (lambda: AuditSettings(alpha=0.01, n_resamples=50), "can never give p <= alpha"),
         (lambda: AuditSettings(temperature=0), "temperature must be > 0"),

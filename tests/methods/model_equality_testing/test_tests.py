@@ -19,6 +19,7 @@ from ritornello.methods.model_equality_testing import (
     two_sample_test,
 )
 from ritornello.methods.model_equality_testing.power import wilson_interval
+from ritornello.methods.model_equality_testing.statistics import PUBLISHED_NAMES
 from ritornello.methods.model_equality_testing.two_sample import p_values, shuffled_labels
 
 MODEL = MarkovModel.random(4, 12, seed=0)
@@ -158,6 +159,16 @@ def test_a_composite_null_falls_only_if_every_single_one_does():
     assert single["p"].rejects(0.05)
     assert not single["q"].rejects(0.05)
     assert composite_test(served, {"p": nulls["p"]}, n_resamples=199)[0]
+    rejected, unnamed = composite_test(served, list(nulls.values()), n_resamples=199)
+    assert not rejected
+    assert [r.p_value for r in unnamed.values()] == [r.p_value for r in single.values()]
+
+
+def test_statistics_are_known_by_their_published_names_too():
+    a, b = draw(MODEL, 8, 0), draw(OTHER, 8, 1)
+    for published, kind in PUBLISHED_NAMES.items():
+        theirs, ours = (two_sample_test(a, b, name, n_resamples=19) for name in (published, kind))
+        assert (theirs.statistic, theirs.p_value) == (ours.statistic, ours.p_value)
 
 
 def test_bonferroni_divides_the_level():
