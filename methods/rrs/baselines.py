@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ritornello.methods.rrs.experts import separate_experts
 from ritornello.methods.rrs.families import family_of, head_shape, layers_of, linear_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def collect_absmax(
 
     Keys are module names such as "model.layers.0.mlp.up_proj".
     """
+    separate_experts(model)
     absmax: dict[str, Tensor] = {}
     with _watched_inputs(model, absmax):
         for window in calibration_ids:
@@ -90,27 +92,32 @@ def smooth_quant(
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be in [0, 1], got {alpha}")
     family = family_of(model)
+    projections = family.projections
+    separate_experts(model)
     names = {id(module): name for name, module in model.named_modules()}
     for layer in layers_of(model):
         for norm_name, reader_names in family.norms.items():
-            norm = layer.get_submodule(norm_name)
-            readers = [linear_of(layer, name) for name in reader_names]
-            absmax = act_absmax[names[id(readers[0])]]
-            scale = static_scale(absmax, [r.weight for r in readers], alpha)
-            _divide(norm, scale)
-            for reader in readers:
-                reader.weight.mul_(scale.to(reader.weight.dtype))
+            # Experts see some of the tokens each; routers are not rounded and set no scale.
+            linears = [linear_of(layer, name) for name in reader_names if name in projections]
+            seen = [act_absmax[name] for r in linears if (name := names[id(r)]) in act_absmax]
+            scale = static_scale(torch.stack(seen).amax(0), [r.weight for r in linears], alpha)
+            _divide(layer.get_submodule(norm_name), scale)
+            for name in reader_names:
+                weight = layer.get_submodule(name).weight
+                weight.mul_(scale.to(weight.dtype))
         if through_linears:
             output = linear_of(layer, family.attention_output)
             scale = static_scale(act_absmax[names[id(output)]], [output.weight], alpha)
             shared = _shared_by_query_heads(scale, *head_shape(model))
             _divide(layer.get_submodule(family.value), shared.flatten())
             output.weight.mul_(_for_each_query_head(shared, *head_shape(model)))
-            down = linear_of(layer, family.mlp_output)
             _check_passes_scale(model)
-            scale = static_scale(act_absmax[names[id(down)]], [down.weight], alpha)
-            _divide(layer.get_submodule(family.mlp_inputs[0]), scale)
-            down.weight.mul_(scale.to(down.weight.dtype))
+            for inputs, mlp_output in family.mlps:
+                down = linear_of(layer, mlp_output)
+                if (absmax := act_absmax.get(names[id(down)])) is not None:
+                    scale = static_scale(absmax, [down.weight], alpha)
+                    _divide(layer.get_submodule(inputs[0]), scale)
+                    down.weight.mul_(scale.to(down.weight.dtype))
     return model
 
 

@@ -65,13 +65,11 @@ def _round_group(
 
     for call in calls:
         _run_until(layer, call, linears[0], add)
-    joint = gptq_quantize(
-        weight,
-        hessian.matrix,
-        config.w_bits,
-        clip_search=config.w_clip,
-        group_size=config.w_group_size,
-    )
+    options = {"clip_search": config.w_clip, "group_size": config.w_group_size}
+    if hessian.sequences:
+        joint = gptq_quantize(weight, hessian.matrix, config.w_bits, **options)
+    else:  # an expert that no calibration token was sent to
+        joint = quantize_weight(weight, config.w_bits, **options)
     sizes = [linear.out_features for linear in linears]
     parts = zip(*(t.split(sizes) for t in joint), strict=True)
     for name, linear, part in zip(names, linears, parts, strict=True):

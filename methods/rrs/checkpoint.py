@@ -7,6 +7,7 @@ import torch
 
 from ritornello.common.errors import UserError
 from ritornello.methods.rrs.config import RRSConfig
+from ritornello.methods.rrs.experts import separate_experts
 from ritornello.methods.rrs.families import family_of, layers_of
 from ritornello.methods.rrs.linear import QuantLinear
 from ritornello.methods.rrs.quantize import (
@@ -80,6 +81,7 @@ def from_pretrained(folder: str | Path, *, device: torch.device | str = "cpu") -
         model = AutoModelForCausalLM.from_config(
             loaded, dtype=embedding.dtype, attn_implementation="sdpa"
         )
+        separate_experts(model)
         if config.rotate:
             convert_norms(model)
         install_projections(model, config)
@@ -115,7 +117,7 @@ def _expect_integers(model: "PreTrainedModel", config: RRSConfig) -> None:
                 weight_group_size=config.w_group_size,
                 dtype=old.dtype,
             )
-            new.rotation, new.context = old.rotation, old.context
+            new.take_place_of(old)
             layer.set_submodule(name, new)
 
 

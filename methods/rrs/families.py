@@ -1,9 +1,11 @@
 """Where the projections, norms and embeddings of the supported decoders are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
+
+from ritornello.methods.rrs.experts import expert_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,6 +18,10 @@ class Family:
     """Module names, relative to the decoder or to one of its layers.
 
     Inputs are listed in the order in which GPTQ rounds them; each tuple shares one input.
+
+    Attributes:
+        mlps: (inputs, output) of every MLP of a layer: one, or one for each expert.
+        routers: what else reads the MLP's norm; it keeps full precision.
     """
 
     decoder: str
@@ -25,8 +31,28 @@ class Family:
     mlp_norm: str
     attention_inputs: tuple[str, str, str]
     attention_output: str
-    mlp_inputs: tuple[str, ...]
-    mlp_output: str
+    mlps: tuple[tuple[tuple[str, ...], str], ...]
+    routers: tuple[str, ...] = ()
+
+    @property
+    def mlp_inputs(self) -> tuple[str, ...]:
+        """What projects into the inner state of the MLP, or of every expert."""
+        return tuple(name for inputs, _ in self.mlps for name in inputs)
+
+    @property
+    def mlp_outputs(self) -> tuple[str, ...]:
+        """What projects out of it."""
+        return tuple(output for _, output in self.mlps)
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """All that reads the residual stream."""
+        return (*self.attention_inputs, *self.routers, *self.mlp_inputs)
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """All that writes to the residual stream."""
+        return (self.attention_output, *self.mlp_outputs)
 
     @property
     def projections(self) -> dict[str, Kind]:
@@ -35,18 +61,14 @@ class Family:
             **dict.fromkeys(self.attention_inputs, "attention_input"),
             self.attention_output: "attention_output",
             **dict.fromkeys(self.mlp_inputs, "mlp_input"),
-            self.mlp_output: "mlp_output",
+            **dict.fromkeys(self.mlp_outputs, "mlp_output"),
         }
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Projections that share an input, in GPTQ's order."""
-        return (
-            self.attention_inputs,
-            (self.attention_output,),
-            self.mlp_inputs,
-            (self.mlp_output,),
-        )
+        mlps = [names for inputs, output in self.mlps for names in (inputs, (output,))]
+        return (self.attention_inputs, (self.attention_output,), *mlps)
 
     @property
     def value(self) -> str:
@@ -55,8 +77,9 @@ class Family:
 
     @property
     def norms(self) -> dict[str, tuple[str, ...]]:
-        """Each norm of a layer and the projections that read it."""
-        return {self.attention_norm: self.attention_inputs, self.mlp_norm: self.mlp_inputs}
+        """Each norm of a layer and what reads it."""
+        after_attention = (*self.routers, *self.mlp_inputs)
+        return {self.attention_norm: self.attention_inputs, self.mlp_norm: after_attention}
 
 
 _LLAMA = Family(
@@ -67,8 +90,7 @@ _LLAMA = Family(
     mlp_norm="post_attention_layernorm",
     attention_inputs=("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),
     attention_output="self_attn.o_proj",
-    mlp_inputs=("mlp.up_proj", "mlp.gate_proj"),
-    mlp_output="mlp.down_proj",
+    mlps=((("mlp.up_proj", "mlp.gate_proj"), "mlp.down_proj"),),
 )
 _OPT = Family(
     decoder="model.decoder",
@@ -78,10 +100,15 @@ _OPT = Family(
     mlp_norm="final_layer_norm",
     attention_inputs=("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),
     attention_output="self_attn.out_proj",
-    mlp_inputs=("fc1",),
-    mlp_output="fc2",
+    mlps=((("fc1",), "fc2"),),
 )
-_FAMILIES = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "opt": _OPT}
+_FAMILIES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "opt": _OPT,
+    "mixtral": replace(_LLAMA, mlps=(), routers=("mlp.gate",)),
+}
 
 
 def family_of(model: "PreTrainedModel") -> Family:
@@ -97,7 +124,10 @@ def family_of(model: "PreTrainedModel") -> Family:
         raise ValueError(
             f"model is a {type(model).__name__} without lm_head; accepted: the ForCausalLM classes"
         )
-    return _FAMILIES[kind]
+    family = _FAMILIES[kind]
+    if kind == "mixtral":
+        return replace(family, mlps=expert_names(model.config.num_local_experts))
+    return family
 
 
 def decoder_of(model: "PreTrainedModel") -> nn.Module:

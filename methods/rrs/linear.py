@@ -41,11 +41,13 @@ class TokenContext:
         shape: (batch, tokens) of the forward, to undo flattening; None outside a model.
         keep: False for padding tokens; None when there is no padding.
         continuing: whether a cache holds earlier tokens of these sequences.
+        prefills: how many were begun: the scales of an earlier one are no longer to be used.
     """
 
     shape: tuple[int, int] | None = None
     keep: Tensor | None = None
     continuing: bool = False
+    prefills: int = 0
 
 
 def rrs_linear(
@@ -157,6 +159,8 @@ class QuantLinear(nn.Module):
     Attributes:
         quantizer: how the input is rounded.
         rotation: what turns the input first, or None.
+        routed: whether the input is what a router sent to an expert: tokens of all sequences, which
+            then share their scales.
         output_bits: bits of the output (values of the attention); 16 leaves it alone.
         execution: "simulate" or "integer".
         context: shared by all layers of a model.
@@ -184,10 +188,11 @@ class QuantLinear(nn.Module):
         self.weight_bits = weight_bits
         self.quantizer = ActivationQuantizer(bits=16)
         self.rotation: InputRotation | None = None
+        self.routed = False
         self.output_bits = 16
         self.execution = "simulate"
         self.context = TokenContext()
-        self._prefill_scale: GroupedScale | None = None
+        self._prefill_scale: tuple[int, GroupedScale] | None = None
         groups = 1 if weight_group_size is None else in_features // weight_group_size
         if weight_bits == 16:
             weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
@@ -246,8 +251,13 @@ class QuantLinear(nn.Module):
         else:
             layer.weight_int8 = weight.q
         layer.weight_scale = weight.scale.reshape(layer.weight_scale.shape).float()
-        layer.bias, layer.rotation, layer.context = self.bias, self.rotation, self.context
+        layer.bias = self.bias
+        layer.take_place_of(self)
         return layer
+
+    def take_place_of(self, other: "QuantLinear") -> None:
+        """Turns its input and knows its tokens as another layer does."""
+        self.rotation, self.context, self.routed = other.rotation, other.context, other.routed
 
     def integers(self) -> Tensor:
         """The integer weights, int8 (out, channels)."""
@@ -317,23 +327,25 @@ class QuantLinear(nn.Module):
     def _sequences(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(the input as (batch, tokens, channels), which tokens count)."""
         shape = self.context.shape
-        if shape is not None and x.shape[:-1].numel() == shape[0] * shape[1]:
+        if shape is not None and not self.routed and x.shape[:-1].numel() == shape[0] * shape[1]:
             return x.reshape(*shape, self.in_features), self.context.keep
         rows = x[None] if x.ndim == 1 else x
         return rows.reshape(-1, *rows.shape[-2:]), None
 
     def _smoothing_scale(self, rows: Tensor, keep: Tensor | None) -> GroupedScale:
         reuse = self.quantizer.decode == "reuse"
-        if reuse and self.context.continuing and self._prefill_scale is not None:
-            if len(self._prefill_scale.order) != len(rows):
+        prefill, held = self._prefill_scale or (None, None)
+        # An expert may have been left out by the prefill: then it holds none, or an earlier one.
+        if reuse and self.context.continuing and held and prefill == self.context.prefills:
+            if len(held.order) != len(rows):
                 raise ValueError(
-                    f"decode='reuse': the prefill had {len(self._prefill_scale.order)} sequences, "
+                    f"decode='reuse': the prefill had {len(held.order)} sequences, "
                     f"this forward has {len(rows)}; accepted: the same batch, or decode='online'"
                 )
-            return self._prefill_scale
+            return held
         scale = find_scale(rows, self.quantizer, keep)
         if reuse:
-            self._prefill_scale = scale
+            self._prefill_scale = self.context.prefills, scale
         return scale
 
     def extra_repr(self) -> str:

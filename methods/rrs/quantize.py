@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ritornello.methods.rrs.baselines import collect_absmax, smooth_quant
 from ritornello.methods.rrs.calibration import round_weights
 from ritornello.methods.rrs.config import RRSConfig
+from ritornello.methods.rrs.experts import separate_experts
 from ritornello.methods.rrs.families import (
     decoder_of,
     family_of,
@@ -55,7 +56,7 @@ def quantize_model(
     lm_head keep full precision. `generate()` and padded batches work as before.
 
     Args:
-        model: Llama, Mistral, Qwen2 or OPT, in evaluation mode.
+        model: Llama, Mistral, Mixtral, Qwen2 or OPT, in evaluation mode.
         cfg: what to do.
         calibration_ids: token ids for GPTQ or SmoothQuant, one window a row.
 
@@ -63,6 +64,8 @@ def quantize_model(
         ValueError: unsupported architecture, widths without a Hadamard matrix, missing or malformed
             calibration text, or a model that was quantised before.
     """
+    family_of(model)
+    separate_experts(model)
     _check(model, cfg, calibration_ids)
     if cfg.smooth == "static":
         assert calibration_ids is not None
@@ -83,8 +86,9 @@ def install_projections(model: "PreTrainedModel", config: RRSConfig) -> None:
     turns = online_rotations(model, mode=config.rotate_mode) if config.rotate else {}
     for layer in layers_of(model):
         for name, kind in family.projections.items():
-            linear = linear_of(layer, name)
-            layer.set_submodule(name, QuantLinear.from_linear(linear, turns.get(kind)))
+            made = QuantLinear.from_linear(linear_of(layer, name), turns.get(kind))
+            made.routed = bool(family.routers) and kind.startswith("mlp")
+            layer.set_submodule(name, made)
     context = TokenContext()
     for layer in quant_linears(model):
         layer.context = context
@@ -214,6 +218,7 @@ class _TokenWatch:
         if isinstance(mask, Tensor) and mask.ndim == 2:
             self.context.keep = mask[:, -length:].bool()
         self.context.continuing = cache is not None and cache.get_seq_length() > 0
+        self.context.prefills += not self.context.continuing
 
 
 class _TokenForget:

@@ -1,7 +1,7 @@
 """Rotations that leave the function alone and spread outliers over all channels (QuaRot's)."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ritornello.common.kernels.hadamard import hadamard_factors, hadamard_transform
 from ritornello.common.kernels.hadamard.matrices import hadamard_order_exists
+from ritornello.methods.rrs.experts import separate_experts
 from ritornello.methods.rrs.families import (
     decoder_of,
     family_of,
@@ -72,9 +73,9 @@ def rotate_model(
     for name in family.embeddings:
         _replace(decoder.get_submodule(name), "weight", turn)
     for layer in layers_of(model):
-        for name in (*family.attention_inputs, *family.mlp_inputs):
+        for name in family.readers:
             _replace(layer.get_submodule(name), "weight", turn)
-        for name in (family.attention_output, family.mlp_output):
+        for name in family.writers:
             writer = layer.get_submodule(name)
             _replace(writer, "weight", lambda w: turn(w.T).T)
             _replace(writer, "bias", turn)
@@ -105,7 +106,8 @@ def rotate_inner_states(model: "PreTrainedModel", *, mode: str = "hadamard") -> 
         _replace(value, "bias", per_head)
         over_heads = rotations["attention_output"]
         _replace(output, "weight", lambda w, r=over_heads: r(per_head(w)))
-        _replace(layer.get_submodule(family.mlp_output), "weight", rotations["mlp_output"])
+        for name in family.mlp_outputs:
+            _replace(layer.get_submodule(name), "weight", rotations["mlp_output"])
     return model
 
 
@@ -139,7 +141,7 @@ def online_rotations(model: "PreTrainedModel", *, mode: str = "hadamard") -> dic
     """
     family = family_of(model)
     heads, _, _ = head_shape(model)
-    inner = linear_of(layers_of(model)[0], family.mlp_output).in_features
+    inner = linear_of(layers_of(model)[0], family.mlp_outputs[0]).in_features
     across = heads if hadamard_order_exists(heads) else 1
     return {
         "attention_output": InputRotation(across, heads),
@@ -188,6 +190,7 @@ def fuse_rms_norms(
         ValueError: unsupported architecture, or an OPT variant that cannot be converted.
     """
     family, decoder = family_of(model), decoder_of(model)
+    separate_experts(model)
     untie_embeddings(model)
     final = getattr(decoder, family.final_norm)
     layer_norm = isinstance(final, nn.LayerNorm) or final is None
@@ -198,18 +201,18 @@ def fuse_rms_norms(
             _replace(decoder.get_submodule(name), "weight", _without_mean)
     for layer in layers_of(model):
         if layer_norm:
-            for name in (family.attention_output, family.mlp_output):
+            for name in family.writers:
                 writer = layer.get_submodule(name)
                 _replace(writer, "weight", lambda w: _without_mean(w.T).T)
                 _replace(writer, "bias", _without_mean)
         for norm, readers in family.norms.items():
-            _fold_norm(layer, norm, [linear_of(layer, name) for name in readers])
+            _fold_norm(layer, norm, [layer.get_submodule(name) for name in readers])
     _fold_norm(decoder, family.final_norm, [linear_of(model, "lm_head")])
     return model
 
 
 def convert_norms(model: "PreTrainedModel") -> None:
-    """Gives a freshly built model the modules that `fuse_rms_norms` leaves behind."""
+    """Gives a freshly built model the norms and the head that `fuse_rms_norms` leaves behind."""
     family, decoder = family_of(model), decoder_of(model)
     untie_embeddings(model, warn=False)
     if not isinstance(getattr(decoder, family.final_norm), nn.LayerNorm):
@@ -260,7 +263,7 @@ def _check_convertible(model: "PreTrainedModel") -> None:
             )
 
 
-def _fold_norm(parent: nn.Module, name: str, readers: list[nn.Linear]) -> None:
+def _fold_norm(parent: nn.Module, name: str, readers: Sequence[nn.Module]) -> None:
     """W <- W diag(gain), b <- b + W shift; the norm keeps gain 1."""
     norm = parent.get_submodule(name)
     gains = dict(norm.named_parameters(recurse=False))
