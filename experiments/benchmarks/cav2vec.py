@@ -11,8 +11,8 @@ from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.optional import require
 from ritornello.experiments.benchmarks import Benchmark
 from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel
-from ritornello.methods.cav2vec.corruption import gaussian_blur, overlay
 from ritornello.methods.cav2vec.frontend import fold_batch_norm
+from ritornello.methods.cav2vec.pictures import gaussian_blur, overlay
 
 
 def _filterbank() -> Benchmark:

@@ -21,7 +21,7 @@ from ritornello.methods.cav2vec.corruption import (
     VideoCorruptor,
 )
 from ritornello.methods.cav2vec.data import Clips, audio_features
-from ritornello.methods.cav2vec.evaluation import Condition, whole_utterance_mixer
+from ritornello.methods.cav2vec.evaluation import Condition
 from ritornello.methods.cav2vec.lrs3 import LRS3Manifest, load_noises
 from ritornello.methods.cav2vec.occluders import PatchFolder, draw_hand, draw_object
 from ritornello.methods.cav2vec.tokens import SubwordTokenizer, Tokenizer, WordTokenizer
@@ -193,7 +193,7 @@ def recognition_grid(
     for kind in kinds:
         noises = data.noises("test", kind)
         for ratio in ratios:
-            mixer = whole_utterance_mixer(noises, ratio)
+            mixer = AudioMixer(noises, ratio, chunk=None)
             for picture in pictures:
                 place = {"noise": kind, "snr_db": float(ratio), "picture": picture}
                 yield (
@@ -210,4 +210,4 @@ def training_mixer(data: SpeechData) -> AudioMixer:
 def finetuning_mixer(data: SpeechData) -> AudioMixer:
     """A quarter of the utterances, as a whole, around 0 dB."""
     noises = data.noises("train")
-    return AudioMixer(noises, probability=0.25, heavy_snr_db=None, snr_std_db=5.0)
+    return AudioMixer(noises, chunk=None, probability=0.25, snr_std=5.0)

@@ -173,12 +173,11 @@ class Recognition(Experiment):
             decoding=self.decoding,
         )
         corrupted: list[np.ndarray] = []
-        for (place, _), result in zip(grid, results, strict=True):
-            errors = np.array(result.errors.errors, dtype=float)
-            words = np.array(result.errors.reference_words, dtype=float)
+        for (place, _), result in zip(grid, results.itertuples(), strict=True):
+            errors, words = (np.array(x, dtype=float) for x in (result.errors, result.words))
             # weights make the mean over clips the corpus rate, whatever their lengths
             samples = 100 * errors / words.mean()
-            yield Measurement("wer", result.errors.rate, "%", list(samples), coordinates=place)
+            yield Measurement("wer", result.wer, "%", list(samples), coordinates=place)
             if place["noise"] != "clean":
                 corrupted.append(samples)
         overall = list(np.mean(corrupted, axis=0))

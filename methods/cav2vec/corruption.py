@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from ritornello.methods.cav2vec.occluders import Patch, augment_patch, draw_hand, draw_object
+from ritornello.methods.cav2vec.pictures import gaussian_blur, overlay
 
 Clip = UInt8[np.ndarray, "frames height width"]
 Landmarks = Float[np.ndarray, "frames 20 2"]
 _CROP = 96  # the crop the published patch sizes refer to
 _HAND_TOP = 20
-_BLUR_TAPS = 7
 
 
 class Corrupted(NamedTuple):
@@ -68,49 +68,6 @@ def flagged(num_frames: int, segments: Sequence[slice]) -> Bool[np.ndarray, " fr
     return flags
 
 
-def overlay(
-    frames: np.ndarray,
-    patch: np.ndarray,
-    alpha: Float[np.ndarray, "h w"],
-    top: Int[np.ndarray, " frames"],
-    left: Int[np.ndarray, " frames"],
-) -> np.ndarray:
-    """Blends a patch into every frame at its own place; what lies outside the frame is cut off.
-
-    Args:
-        frames: uint8 (n, H, W) or (n, H, W, channels).
-        patch: (h, w), or (h, w, channels).
-        alpha: opacity in [0, 1].
-        top: row of the patch's upper edge in each frame (n,); may be negative.
-        left: column of its left edge.
-    """
-    from numpy.lib.stride_tricks import sliding_window_view
-
-    height, width = patch.shape[:2]
-    edges = (height, width)
-    places, margins = [], []
-    for corner, size, edge in zip((top, left), frames.shape[1:3], edges, strict=True):
-        place = np.clip(corner, -edge, size)
-        before, after = max(0, -place.min()), max(0, place.max() + edge - size)
-        places.append(place + before)
-        margins.append((before, after))
-    margins = [(0, 0), *margins, *[(0, 0)] * (frames.ndim - 3)]
-    canvas = np.pad(frames, margins)  # always a copy
-    windows = sliding_window_view(canvas, edges, axis=(1, 2), writeable=True)
-    target = (np.arange(len(frames)), *places)
-    over = patch * (alpha if patch.ndim == 2 else alpha[..., None])
-    if patch.ndim == 3:
-        over = np.moveaxis(over, -1, 0)
-    # truncated, as the official code does
-    windows[target] = (windows[target] * (1 - alpha) + over).astype(np.uint8)
-    (first_row, _), (first_column, _) = margins[1:3]
-    return canvas[
-        :,
-        first_row : first_row + frames.shape[1],
-        first_column : first_column + frames.shape[2],
-    ]
-
-
 def cover_lower_face(frames: np.ndarray, patch: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Lays the upper part of a patch of the frame's size over all rows from 20/96 down."""
     top = round(_HAND_TOP * frames.shape[1] / _CROP)
@@ -153,24 +110,18 @@ def gaussian_noise(frames: Clip, variance: float, generator: np.random.Generator
     return np.clip(frames + 255 * np.sqrt(variance) * noise, 0, 255).astype(np.uint8)
 
 
-def gaussian_blur(frames: Clip, sigma: float) -> Clip:
-    """A separable 7×7 Gaussian, edges mirrored."""
-    reach = _BLUR_TAPS // 2
-    taps = np.exp(-0.5 * (np.arange(reach + 1) / sigma) ** 2).astype(np.float32)
-    taps /= taps[0] + 2 * taps[1:].sum()
-    x = frames.astype(np.float32)
-    for axis in (1, 2):
-        size = x.shape[axis]
-        pad = [(reach, reach) if axis == a else (0, 0) for a in range(3)]
-        moved = np.moveaxis(np.pad(x, pad, mode="reflect"), axis, 0)
-        x = np.moveaxis(x, axis, 0)
-        x = taps[0] * x
-        for k in range(1, reach + 1):  # the two taps at distance k weigh the same
-            pair = moved[reach - k : reach - k + size] + moved[reach + k : reach + k + size]
-            pair *= taps[k]
-            x += pair
-        x = np.moveaxis(x, 0, axis)
-    return np.round(x).astype(np.uint8)
+def _on_segments(
+    frames: Clip,
+    generator: np.random.Generator,
+    frequency: int,
+    disturb: Callable[[Clip], np.ndarray],
+) -> Corrupted:
+    """Disturbs each of the drawn stretches on its own."""
+    segments = draw_segments(len(frames), generator, frequency=frequency)
+    result = frames.copy()
+    for segment in segments:
+        result[segment] = disturb(frames[segment])
+    return Corrupted(result, flagged(len(frames), segments))
 
 
 @dataclass(frozen=True)
@@ -215,12 +166,10 @@ class HandOcclusion:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
-        segments = draw_segments(len(frames), generator, frequency=self.frequency)
-        result = frames.copy()
-        for segment in segments:
-            patch = self.patch(frames.shape[1], generator)
-            result[segment] = cover_lower_face(frames[segment], patch.image, patch.alpha)
-        return Corrupted(result, flagged(len(frames), segments))
+        def disturb(part: Clip) -> np.ndarray:
+            return cover_lower_face(part, *self.patch(part.shape[1], generator))
+
+        return _on_segments(frames, generator, self.frequency, disturb)
 
 
 @dataclass(frozen=True)
@@ -233,38 +182,69 @@ class Pixelate:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
-        segments = draw_segments(len(frames), generator, frequency=self.frequency)
-        result = frames.copy()
-        for segment in segments:
-            result[segment] = pixelate(frames[segment], self.pixel_size)
-        return Corrupted(result, flagged(len(frames), segments))
+        def disturb(part: Clip) -> np.ndarray:
+            return pixelate(part, self.pixel_size)
+
+        return _on_segments(frames, generator, self.frequency, disturb)
 
 
 @dataclass(frozen=True)
-class SequenceNoise:
-    """On one stretch sensor noise (30 %), blur (30 %) or nothing (40 %)."""
+class GaussianPixelNoise:
+    """Sensor noise of a variance drawn from U(0, `max_variance`), on the scale [0, 1]."""
 
-    noise_probability: float = 0.3
-    blur_probability: float = 0.3
     max_variance: float = 0.2
+    frequency: int = 1
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
+        def disturb(part: Clip) -> np.ndarray:
+            return gaussian_noise(part, generator.uniform(0, self.max_variance), generator)
+
+        return _on_segments(frames, generator, self.frequency, disturb)
+
+
+@dataclass(frozen=True)
+class GaussianBlur:
+    """A 7×7 blur whose standard deviation is drawn from U(`sigmas`), in pixels."""
+
     sigmas: tuple[float, float] = (0.1, 2.0)
     frequency: int = 1
 
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
-        segments = draw_segments(len(frames), generator, frequency=self.frequency)
+        def disturb(part: Clip) -> np.ndarray:
+            return gaussian_blur(part, generator.uniform(*self.sigmas))
+
+        return _on_segments(frames, generator, self.frequency, disturb)
+
+
+@dataclass(frozen=True)
+class SequenceNoise:
+    """Sensor noise (30 %), blur (30 %) or nothing (40 %).
+
+    Args:
+        noise: the sensor noise.
+        blur: the blur.
+        noise_probability: chance of the former.
+        blur_probability: chance of the latter.
+    """
+
+    noise: Corruption = GaussianPixelNoise()
+    blur: Corruption = GaussianBlur()
+    noise_probability: float = 0.3
+    blur_probability: float = 0.3
+
+    def __call__(
+        self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
+    ) -> Corrupted:
         choice = generator.random()
-        if choice >= self.noise_probability + self.blur_probability:
-            return Corrupted(frames, np.zeros(len(frames), dtype=bool))
-        result = frames.copy()
-        for segment in segments:
-            if choice < self.noise_probability:
-                variance = generator.uniform(0, self.max_variance)
-                result[segment] = gaussian_noise(frames[segment], variance, generator)
-            else:
-                result[segment] = gaussian_blur(frames[segment], generator.uniform(*self.sigmas))
-        return Corrupted(result, flagged(len(frames), segments))
+        if choice < self.noise_probability:
+            return self.noise(frames, generator, landmarks)
+        if choice < self.noise_probability + self.blur_probability:
+            return self.blur(frames, generator, landmarks)
+        return Corrupted(frames, np.zeros(len(frames), dtype=bool))
 
 
 @dataclass(frozen=True)

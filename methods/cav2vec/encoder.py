@@ -116,7 +116,8 @@ class AVEncoderOutput(NamedTuple):
     """What the encoder returns.
 
     `last_hidden_state` (batch, time, D); `fused` the concatenated features before their norm
-    (batch, time, 2D); lists of every layer's output and FFN output, empty unless asked for.
+    (batch, time, 2D), of no meaning at padding; lists of every layer's output and FFN output, empty
+    unless asked for.
     """
 
     last_hidden_state: Tensor
@@ -239,7 +240,6 @@ class AVHubertModel(SavedModel):
         audio: Float[Tensor, "batch channels time"] | None = None,
         video: Float[Tensor, "batch 1 time height width"] | None = None,
         padding_mask: Bool[Tensor, "batch time"] | None = None,
-        *,
         output_hidden_states: bool = False,
         output_ffn: bool = False,
     ) -> AVEncoderOutput:
@@ -257,7 +257,9 @@ class AVHubertModel(SavedModel):
         """
         self.check_inputs(audio, video, padding_mask)
         audio_features = None if audio is None else self.feature_extractor_audio(audio)
-        video_features = None if video is None else self.feature_extractor_video(video)
+        video_features = None
+        if video is not None:
+            video_features = self.feature_extractor_video(video, padding_mask)
         fused = self.fuse(audio_features, video_features)
         result = self.encode(fused, padding_mask)
         return AVEncoderOutput(

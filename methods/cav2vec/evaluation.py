@@ -1,21 +1,23 @@
 """How much corruption moves a representation, and what it costs in recognition."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ritornello.common.data.speech.mixing import AudioMixer
-from ritornello.common.evaluation.wer import WordErrors, word_errors
+from ritornello.common.evaluation.wer import word_errors
 from ritornello.methods.cav2vec.corruption import VideoCorruptor
 from ritornello.methods.cav2vec.data import Clips, LabelledBatches
 from ritornello.methods.cav2vec.finetuning import AVForCTC, AVForSpeechSeq2Seq
 from ritornello.methods.cav2vec.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def dispersion(
@@ -95,41 +97,43 @@ class Condition:
     corruptor: VideoCorruptor | None = None
 
 
-class ConditionResult(NamedTuple):
-    """Word errors of one cell, utterance by utterance, and what was recognised."""
-
-    condition: str
-    errors: WordErrors
-    hypotheses: list[str]
-
-
 def corruption_grid(
     model: AVForCTC | AVForSpeechSeq2Seq,
-    clips: Clips,
+    dataset: Clips,
     grid: Sequence[Condition],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None = None,
     *,
     batch_size: int = 25,
     seed: int = 0,
     decoding: Mapping[str, Any] | None = None,
-) -> Iterator[ConditionResult]:
+) -> "pd.DataFrame":
     """Word error rates under every condition; the same clips get the same noise in every call.
 
     Args:
         model: a fine-tuned recogniser.
-        clips: the test set.
+        dataset: the test set.
         grid: the conditions.
-        tokenizer: of the model.
+        tokenizer: of the model; its own when absent.
         batch_size: clips at a time.
         seed: of the corruption.
         decoding: arguments of the model's `generate`.
+
+    Returns:
+        One row a condition: its name (`condition`), the word error rate of the whole set in percent
+        (`wer`), and lists with an entry a clip: word `errors`, reference `words`, `hypotheses`.
+
+    Raises:
+        ValueError: no tokenizer, or references without a word.
     """
-    device = next(model.parameters()).device
+    import pandas as pd
+
+    device, text_of = next(model.parameters()).device, model.tokenizer_or(tokenizer)
     model.eval()
+    rows = []
     for condition in grid:
         batches = LabelledBatches(
-            clips,
-            tokenizer,
+            dataset,
+            text_of,
             condition.mixer,
             condition.corruptor,
             model.config.encoder.image_size,
@@ -140,11 +144,8 @@ def corruption_grid(
         hypotheses, references = [], []
         for batch, texts in batches.in_order():
             decoded = model.generate(batch.to(device), **(decoding or {}))
-            hypotheses += [tokenizer.decode(tokens) for tokens in decoded]
+            hypotheses += [text_of.decode(tokens) for tokens in decoded]
             references += texts
-        yield ConditionResult(condition.name, word_errors(hypotheses, references), hypotheses)
-
-
-def whole_utterance_mixer(noises: Sequence[np.ndarray], snr_db: float) -> AudioMixer:
-    """A mixer for tests: every utterance as a whole at one ratio."""
-    return AudioMixer(noises, snr_db=snr_db, heavy_snr_db=None)
+        found = word_errors(hypotheses, references)
+        rows.append((condition.name, found.rate, found.errors, found.reference_words, hypotheses))
+    return pd.DataFrame(rows, columns=["condition", "wer", "errors", "words", "hypotheses"])

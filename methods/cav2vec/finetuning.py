@@ -62,9 +62,13 @@ class RecognizerOutput(NamedTuple):
 
 
 class _Recognizer(SavedModel):
-    """What both recognisers share: the encoder and how it is loaded and called."""
+    """What both recognisers share: the encoder and how it is loaded and called.
+
+    `tokenizer` turns tokens into text where a call gives no other one.
+    """
 
     config_class = RecognizerConfig
+    tokenizer: Tokenizer | None = None
 
     def __init__(self, config: RecognizerConfig) -> None:
         super().__init__()
@@ -88,12 +92,23 @@ class _Recognizer(SavedModel):
     def generate(self, batch: SpeechBatch) -> list[list[int]]:
         """Token sequences of a batch."""
 
+    def tokenizer_or(self, given: Tokenizer | None) -> Tokenizer:
+        """The given tokenizer, else the model's own.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        chosen = given or self.tokenizer
+        if chosen is None:
+            raise ValueError("tokenizer is None, and the model has none: set model.tokenizer")
+        return chosen
+
     @torch.no_grad()
     def transcribe(
         self,
         waveform: np.ndarray | None,
         frames: np.ndarray | None,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None = None,
         **decoding: Any,
     ) -> str:
         """Text of one clip.
@@ -101,18 +116,22 @@ class _Recognizer(SavedModel):
         Args:
             waveform: int16 samples at 16 kHz, or None.
             frames: uint8 mouth crops (time, height, width) at 25 Hz, or None.
-            tokenizer: turns tokens into text.
+            tokenizer: turns tokens into text; the model's own when absent.
             decoding: arguments of `generate`.
+
+        Raises:
+            ValueError: neither sound nor picture, shapes or lengths that do not fit, no tokenizer.
         """
         from ritornello.methods.cav2vec.data import clip_batch
 
+        text_of = self.tokenizer_or(tokenizer)
         device = next(self.parameters()).device
         batch = clip_batch(waveform, frames, self.config.encoder.image_size).to(device)
         training = self.training
         self.eval()
         tokens = self.generate(batch, **decoding)[0]
         self.train(training)
-        return tokenizer.decode(tokens)
+        return text_of.decode(tokens)
 
 
 class AVForCTC(_Recognizer):

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 VIDEO_MEAN, VIDEO_STD = 0.421, 0.165  # of grey mouth crops on [0, 1]
@@ -85,28 +85,52 @@ class LipResNet(nn.Module):
                 fan_out = module.out_channels * module.weight[0, 0].numel()
                 nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
 
-    def stem(self, video: Float[Tensor, "batch 1 time height width"]) -> Float[Tensor, "n c h w"]:
+    def stem(
+        self,
+        video: Float[Tensor, "batch 1 time height width"],
+        present: Bool[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, "n c h w"]:
         """The convolution over five frames, as a 2-D one on five stacked frames.
 
         The same sums as the 3-D convolution: with one input channel and a time stride of 1, the
         five neighbouring frames are the channels of a picture. 2-D kernels are the faster ones.
+
+        Args:
+            video: mouth crops.
+            present: the frames wanted, all of them when absent.
+
+        Returns:
+            One picture for each wanted frame, clip after clip.
         """
         convolution = self.frontend3D[0]
         assert isinstance(convolution, nn.Conv3d)
         batch, _, time, height, width = video.shape
         padded = F.pad(video[:, 0], (0, 0, 0, 0, 2, 2))
-        windows = padded.unfold(1, 5, 1).reshape(batch * time, height, width, 5)
+        windows = padded.unfold(1, 5, 1)
+        if present is None:
+            windows = windows.reshape(batch * time, height, width, 5)
+        else:
+            windows = windows[present]
         stacked = windows.permute(0, 3, 1, 2)  # channels last in memory, as the kernels like it
         weight = convolution.weight[:, 0].to(stacked.dtype)
         return F.conv2d(stacked, weight, convolution.bias, stride=2, padding=3)
 
     def forward(
-        self, video: Float[Tensor, "batch 1 time height width"]
+        self,
+        video: Float[Tensor, "batch 1 time height width"],
+        padding_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        x = self.stem(video)
+        """Features of every frame; those of padded ones are zeros, and cost nothing."""
+        present = None if padding_mask is None else ~padding_mask
+        x = self.stem(video, present)
         for module in self.frontend3D[1:]:
             x = module(x)
-        return self.trunk(x).unflatten(0, (video.shape[0], video.shape[2]))
+        x = self.trunk(x)
+        if present is None:
+            return x.unflatten(0, (video.shape[0], video.shape[2]))
+        features = x.new_zeros(*present.shape, x.shape[-1])
+        features[present] = x
+        return features
 
 
 class AudioFrontend(nn.Module):
@@ -131,13 +155,26 @@ class VideoFrontend(nn.Module):
         self.proj = nn.Linear(widths[-1], embed_dim)
 
     def forward(
-        self, video: Float[Tensor, "batch 1 time height width"]
+        self,
+        video: Float[Tensor, "batch 1 time height width"],
+        padding_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        return self.proj(self.resnet(video))
+        """Features of every frame.
+
+        Args:
+            video: normalised mouth crops.
+            padding_mask: True at padding, whose pictures are then not looked at. Not in training:
+                there batch norm counts padded frames, as in the official code.
+        """
+        return self.proj(self.resnet(video, None if self.training else padding_mask))
 
 
 def fold_batch_norm(frontend: VideoFrontend) -> None:
-    """Folds every batch normalisation into its convolution, in place, for inference only."""
+    """Folds every batch normalisation into its convolution, in place, for inference only.
+
+    Raises:
+        ValueError: the front-end is in training mode.
+    """
     from torch.nn.utils.fusion import fuse_conv_bn_weights
 
     if frontend.training:

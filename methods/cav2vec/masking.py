@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 RandomSource = np.random.Generator | np.random.RandomState
@@ -45,6 +45,9 @@ def span_mask(
         generator: a NumPy generator.
         padding_mask: True at padding.
         min_spans: least number of spans.
+
+    Raises:
+        ValueError: an empty batch, a length or a probability out of range.
     """
     if batch < 1 or frames < 1:
         raise ValueError(f"batch and frames must be at least 1, got {batch} and {frames}")
@@ -86,15 +89,15 @@ def runs(mask: Bool[np.ndarray, "batch frames"]) -> Int[np.ndarray, "runs 3"]:
 
 
 def skip_corrupted_runs(
-    mask: Bool[np.ndarray, "batch frames"], corrupted: Bool[np.ndarray, "batch frames"]
+    mask: Bool[np.ndarray, "batch frames"], flags: Bool[np.ndarray, "batch frames"]
 ) -> Bool[np.ndarray, "batch frames"]:
-    """Un-masks whole runs whose first and last frames are both corrupted.
+    """Un-masks whole runs whose first and last frames are both corrupted (`flags`).
 
     Such frames are the business of the corrupted prediction, not of the masked one.
     """
     kept = mask.copy()
     for row, start, end in runs(mask):
-        if corrupted[row, start] and corrupted[row, end - 1]:
+        if flags[row, start] and flags[row, end - 1]:
             kept[row, start:end] = False
     return kept
 
@@ -105,9 +108,12 @@ def substitute_sources(
     """For every frame the frame of the same clip to show: itself, or a frame of another run.
 
     A masked run is replaced by one of equal length that starts outside [start − length, end),
-    clipped at the clip's end; from frame 0 where there is no such start.
+    clipped at the clip's end; from frame 0 where there is no such start. A batch of one shows
+    zeros instead: −1.
     """
     frames = mask.shape[1]
+    if len(mask) == 1:
+        return np.where(mask, -1, np.arange(frames))
     sources = np.tile(np.arange(frames), (len(mask), 1))
     for row, start, end in runs(mask):
         length = end - start
@@ -151,10 +157,7 @@ def draw_masks(
         )
         for probability, length in (audio_span, video_span)
     ]
-    if batch == 1:  # a batch of one shows zeros instead of other frames
-        sources = np.where(masks[1], -1, np.arange(frames))
-    else:
-        sources = substitute_sources(masks[1], generator)
+    sources = substitute_sources(masks[1], generator)
     device = corrupted.device
     audio, video, source = (torch.from_numpy(x).to(device) for x in (*masks, sources))
     return Masks(audio, video, source)
@@ -166,6 +169,16 @@ def mask_audio(
     """Replaces masked frames of (batch, channels, frames) by the learned embedding, or zeros."""
     value = torch.zeros_like(embedding) if with_zeros else embedding
     return torch.where(mask[:, None, :], value.to(audio.dtype)[None, :, None], audio)
+
+
+def substitute_same_sequence(
+    video: Float[Tensor, "batch 1 frames height width"],
+    mask: Bool[Tensor, "batch frames"],
+    generator: RandomSource,
+) -> Float[Tensor, "batch 1 frames height width"]:
+    """Shows other frames of the same clip where `mask` is True; see `substitute_sources`."""
+    sources = substitute_sources(mask.cpu().numpy(), generator)
+    return mask_video(video, torch.from_numpy(sources).to(video.device))
 
 
 def mask_video(video: Tensor, sources: Int[Tensor, "batch frames"]) -> Tensor:

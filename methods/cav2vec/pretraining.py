@@ -46,7 +46,7 @@ class AVBatch(NamedTuple):
 
 
 class CAV2vecOutput(NamedTuple):
-    """`loss` is to be minimised (the total over `num_frames`); `losses` are sums before weights.
+    """`loss` is to be minimised (the total over `n_frames`); `losses` are sums before weights.
 
     `counts` holds the frames every loss was summed over.
     """
@@ -55,7 +55,7 @@ class CAV2vecOutput(NamedTuple):
     total: Tensor
     losses: dict[str, Tensor]
     counts: dict[str, int]
-    num_frames: int
+    n_frames: int
     mode: Mode
     hidden: Tensor
     masks: Masks
@@ -253,7 +253,6 @@ class CAV2vecForPreTraining(AVHubertModel):
     def forward(
         self,
         batch: AVBatch,
-        *,
         masks: Masks | None = None,
         mode: Mode | Literal["auto"] = "auto",
         generator: RandomSource | None = None,
@@ -289,17 +288,17 @@ class CAV2vecForPreTraining(AVHubertModel):
         total = self.config.distill_weight * sum(losses.values())
         padding = batch.padding_mask
         present = torch.ones_like(masks.audio) if padding is None else ~padding
-        num_frames = int(present.sum())
+        n_frames = int(present.sum())
         if "mlm" in self.config.tasks:
             assert batch.labels is not None  # _fit_labels refuses a batch without
             entropies, seen = self._masked_language_model(batch.labels, masks, present, hidden)
             total = total + sum(entropies.values())
             losses, counts = losses | entropies, counts | seen
-        total = total + self.config.feature_penalty * penalty * num_frames
+        total = total + self.config.feature_penalty * penalty * n_frames
         total = total + self._unused(chosen)
         losses["features"] = penalty
         return CAV2vecOutput(
-            total / num_frames, total, losses, counts, num_frames, chosen, hidden, masks
+            total / n_frames, total, losses, counts, n_frames, chosen, hidden, masks
         )
 
     def _draw_masks(self, batch: AVBatch, generator: RandomSource) -> Masks:

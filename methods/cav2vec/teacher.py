@@ -1,7 +1,7 @@
 """The teacher: a moving average of the transformer, and the targets it sets (sec. 3.2)."""
 
-import copy
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Literal
 
 import torch
@@ -37,31 +37,34 @@ def _normalise(x: Tensor, norm: TargetNorm, padding_mask: Tensor | None) -> Tens
 
 
 def distillation_targets(
-    ffn_outputs: Sequence[Float[Tensor, "batch time dim"]],
-    *,
+    hidden_ffn: Sequence[Float[Tensor, "batch time dim"]],
     top_k: int = 8,
     norm: TargetNorm = "instance",
+    *,
     output_norm: TargetNorm = "none",
     padding_mask: Bool[Tensor, "batch time"] | None = None,
 ) -> Float[Tensor, "batch time dim"]:
     """Mean of the last `top_k` normalised layer outputs, in float32.
 
     Args:
-        ffn_outputs: feed-forward outputs before their residual, first layer first.
+        hidden_ffn: feed-forward outputs before their residual, first layer first.
         top_k: layers averaged, K.
         norm: of each layer before the mean; ``instance`` is over time, per clip and channel.
         output_norm: of the mean.
         padding_mask: keeps padded frames out of the statistics over time; without it they count,
             as in the official code.
+
+    Raises:
+        ValueError: an unknown norm, or another number of layers than there are.
     """
     for name, value in (("norm", norm), ("output_norm", output_norm)):
         if value not in ("instance", "layer", "batch", "none"):
             raise ValueError(
                 f"{name} must be 'instance', 'layer', 'batch' or 'none', got {value!r}"
             )
-    if not 1 <= top_k <= len(ffn_outputs):
-        raise ValueError(f"top_k must lie in [1, {len(ffn_outputs)}] layers, got {top_k}")
-    layers = [_normalise(x.float(), norm, padding_mask) for x in ffn_outputs[-top_k:]]
+    if not 1 <= top_k <= len(hidden_ffn):
+        raise ValueError(f"top_k must lie in [1, {len(hidden_ffn)}] layers, got {top_k}")
+    layers = [_normalise(x.float(), norm, padding_mask) for x in hidden_ffn[-top_k:]]
     return _normalise(torch.stack(layers).mean(0), output_norm, padding_mask)
 
 
@@ -72,7 +75,10 @@ class EMATeacher(nn.Module):
         module: what is followed; copied at construction.
         decay: decay at the first and at the last step; linear in between, constant after.
         total_steps: steps of the schedule.
-        copy_names: beginnings of parameter names that are copied at every step instead.
+        copy: beginnings of parameter names that are copied at every step instead.
+
+    Raises:
+        ValueError: no step, or a decay outside [0, 1].
     """
 
     def __init__(
@@ -80,15 +86,15 @@ class EMATeacher(nn.Module):
         module: nn.Module,
         decay: tuple[float, float] = (0.999, 0.9999),
         total_steps: int = 60_000,
-        copy_names: Sequence[str] = ("pos_conv",),
+        copy: Sequence[str] = ("pos_conv",),
     ) -> None:
         super().__init__()
         if total_steps < 1 or not all(0 <= d <= 1 for d in decay):
             raise ValueError(
                 f"total_steps must be at least 1 and decay in [0, 1], got {total_steps} and {decay}"
             )
-        self.module = copy.deepcopy(module).float().requires_grad_(False).eval()
-        self.decay, self.total_steps, self.copy_names = decay, total_steps, tuple(copy_names)
+        self.module = deepcopy(module).float().requires_grad_(False).eval()
+        self.decay, self.total_steps, self.copy_names = decay, total_steps, tuple(copy)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def train(self, mode: bool = True) -> "EMATeacher":
@@ -121,6 +127,8 @@ class EMATeacher(nn.Module):
         torch._foreach_add_(followers, leaders, alpha=1 - decay)
         for own, buffer in zip(self.module.buffers(), student.buffers(), strict=True):
             own.copy_(buffer)
+
+    targets = staticmethod(distillation_targets)
 
     def forward(self, *arguments: Tensor, **keywords: Tensor) -> object:
         """The followed module's forward, without gradients."""

@@ -139,7 +139,7 @@ def uptraining_module(
                         for name, loss in output.losses.items()
                     }
                 )
-            return _over_all_ranks(output.total, output.num_frames)
+            return _over_all_ranks(output.total, output.n_frames)
 
         def optimizer_step(
             self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None

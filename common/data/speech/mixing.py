@@ -1,7 +1,7 @@
 """Adding noise to speech at a given signal-to-noise ratio."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Int16
@@ -28,6 +28,13 @@ def mix_at_snr(
     The levels are those of the whole clean signal and the whole noise, also when only a part is
     disturbed. A sum that leaves the int16 range is scaled down as a whole by the side that
     overflows most. A silent signal or silent noise has no ratio: the clean signal is returned.
+
+    Args:
+        clean: speech at 16 kHz.
+        noise: taken from its first sample on, repeated when it is too short.
+        snr_db: ratio of the root mean squares, 20·log₁₀, in dB.
+        start: first sample that is disturbed.
+        end: the sample after the last one; that of the signal when absent.
     """
     speech = clean.astype(np.float32)
     disturbance = tile_to(noise, len(clean)).astype(np.float32)
@@ -64,28 +71,40 @@ class Mixture:
 class AudioMixer:
     """Draws a noise, a level and a stretch for every utterance (CAV2vec sec. on audio corruption).
 
-    With probability `heavy_probability` the ratio is `heavy_snr_db` on a chunk of 30 to 50 % of the
-    utterance, else `snr_db` over all of it. With `snr_std_db` the latter is normal around `snr_db`.
+    With probability `heavy_probability` the ratio is `heavy_snr` on a chunk of the utterance, else
+    `snr` over all of it.
 
     Args:
         noises: waveforms (int16, 16 kHz) to draw from, each with the same chance.
+        snr: ratio over the whole utterance in dB; of two numbers, a whole one from that range.
+        chunk: least and greatest share of the utterance that a chunk takes; None: never a chunk.
+        heavy_snr: ratio on a chunk in dB.
+        heavy_probability: chance of a chunk.
+        snr_std: standard deviation of `snr` in dB.
         probability: chance that an utterance is disturbed at all.
         flag_global: also flag the frames of an utterance that is disturbed as a whole.
+
+    Raises:
+        ValueError: a probability outside [0, 1], a chunk outside (0, 1], or no noise to be heard.
     """
 
     noises: Sequence[np.ndarray]
-    snr_db: float = 0.0
-    heavy_snr_db: float | None = -10.0
+    snr: float | tuple[int, int] = 0.0
+    chunk: tuple[float, float] | None = (0.3, 0.5)
+    _: KW_ONLY
+    heavy_snr: float = -10.0
     heavy_probability: float = 0.75
-    snr_std_db: float = 0.0
+    snr_std: float = 0.0
     probability: float = 1.0
-    chunk_fraction: tuple[float, float] = (0.3, 0.5)
     flag_global: bool = False
     _usable: list[np.ndarray] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability must lie in [0, 1], got {self.probability}")
+        for name in ("probability", "heavy_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.chunk is not None and not 0 < self.chunk[0] <= self.chunk[1] <= 1:
+            raise ValueError(f"chunk must be two rising shares in (0, 1], got {self.chunk}")
         self._usable = [noise for noise in self.noises if np.any(noise)]
         if self.probability > 0 and not self._usable:
             raise ValueError(
@@ -114,19 +133,26 @@ class AudioMixer:
         if generator.random() >= self.probability:
             return Mixture(clean, np.zeros(frames, dtype=bool))
         noise = self._usable[generator.integers(len(self._usable))]
-        if self.heavy_snr_db is not None and generator.random() < self.heavy_probability:
-            return self._mix_chunk(clean, noise, generator, frames)
-        snr_db = self.snr_db + self.snr_std_db * generator.standard_normal()
+        if self.chunk is not None and generator.random() < self.heavy_probability:
+            return self._mix_chunk(clean, noise, self.chunk, generator, frames)
+        if isinstance(self.snr, tuple):
+            snr = float(generator.integers(self.snr[0], self.snr[1] + 1))
+        else:
+            snr = self.snr + self.snr_std * generator.standard_normal()
         flags = np.full(frames, self.flag_global)
-        return Mixture(mix_at_snr(clean, noise, snr_db), flags)
+        return Mixture(mix_at_snr(clean, noise, snr), flags)
 
     def _mix_chunk(
-        self, clean: np.ndarray, noise: np.ndarray, generator: np.random.Generator, frames: int
+        self,
+        clean: np.ndarray,
+        noise: np.ndarray,
+        chunk: tuple[float, float],
+        generator: np.random.Generator,
+        frames: int,
     ) -> Mixture:
-        assert self.heavy_snr_db is not None
-        shortest, longest = (int(fraction * len(clean)) for fraction in self.chunk_fraction)
+        shortest, longest = (int(share * len(clean)) for share in chunk)
         length = int(generator.integers(shortest, max(longest, shortest + 1)))
         start = int(generator.integers(0, max(len(clean) - length, 1)))
         end = start + length
-        mixed = mix_at_snr(clean, noise, self.heavy_snr_db, start=start, end=end)
+        mixed = mix_at_snr(clean, noise, self.heavy_snr, start=start, end=end)
         return Mixture(mixed, corrupted_frames(start, end, frames))

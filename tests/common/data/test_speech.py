@@ -190,7 +190,7 @@ def test_the_mixer_draws_chunks_and_flags_as_the_paper_says():
         else:
             assert not mixture.flags.any()
     assert chunks / 200 == pytest.approx(0.75, abs=0.08)
-    flagged = AudioMixer([noise], heavy_snr_db=None, flag_global=True)(clean, generator)
+    flagged = AudioMixer([noise], chunk=None, flag_global=True)(clean, generator)
     assert flagged.flags.all()
     spared = AudioMixer([], probability=0.0)(clean, generator)
     np.testing.assert_array_equal(spared.waveform, clean)

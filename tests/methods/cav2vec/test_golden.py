@@ -16,11 +16,11 @@ from ritornello.methods.cav2vec import (
 from ritornello.methods.cav2vec.beam_search import beam_search
 from ritornello.methods.cav2vec.corruption import (
     cover_lower_face,
-    overlay,
     pixelate,
     pixelate_mouth,
 )
 from ritornello.methods.cav2vec.masking import Masks, runs, span_mask
+from ritornello.methods.cav2vec.pictures import overlay
 
 TERMS = {"mp": "loss_avsp", "acp": "loss_uasp", "vcp": "loss_uvsp"}
 
@@ -92,7 +92,7 @@ def test_one_training_forward_equals_the_official_losses_and_gradients(tag):
     assert output.counts["correct_masked"] == want["correct_m"]
     assert output.counts["correct_unmasked"] == want["correct_u"]
     regressed = sum(output.counts.get(k, 0) for k in TERMS)
-    assert (regressed, output.num_frames) == (want["regression_sample_size"], want["sample_size"])
+    assert (regressed, output.n_frames) == (want["regression_sample_size"], want["sample_size"])
     output.total.backward()
     parameters = dict(model.named_parameters())
     for name, norm in want["grad_norm"].items():
@@ -142,7 +142,7 @@ def test_the_teacher_follows_the_official_trace():
         student,
         (schedule["ema_decay"], schedule["ema_end_decay"]),
         schedule["end"],
-        copy_names=want["skip_keys"],
+        copy=want["skip_keys"],
     )
     for entry in want["trace"]:
         with torch.no_grad():

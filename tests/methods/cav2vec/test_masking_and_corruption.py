@@ -6,16 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ritornello.common.kernels.compiled import build_obstacle
 from ritornello.methods.cav2vec.corruption import (
+    GaussianBlur,
+    GaussianPixelNoise,
     HandOcclusion,
     ObjectOcclusion,
     Pixelate,
     SequenceNoise,
     VideoCorruptor,
     draw_segments,
-    gaussian_blur,
     gaussian_noise,
-    overlay,
 )
 from ritornello.methods.cav2vec.masking import (
     draw_masks,
@@ -24,9 +25,11 @@ from ritornello.methods.cav2vec.masking import (
     runs,
     skip_corrupted_runs,
     span_mask,
+    substitute_same_sequence,
     substitute_sources,
 )
 from ritornello.methods.cav2vec.occluders import Patch, PatchFolder, draw_hand, draw_object
+from ritornello.methods.cav2vec.pictures import SOURCE, gaussian_blur, overlay
 
 
 def clip(frames: int = 30, size: int = 32, seed: int = 0):
@@ -85,6 +88,20 @@ def test_a_masked_run_is_replaced_by_another_run_of_the_clip(frames, seed):
         np.testing.assert_array_equal(shown, np.minimum(shown[0] + np.arange(length), frames - 1))
 
 
+def test_a_clip_stands_in_for_itself(generator):
+    video = torch.randn(3, 1, 20, 4, 4, generator=generator)
+    mask = torch.zeros(3, 20, dtype=torch.bool)
+    mask[0, 4:8] = mask[2, 10:] = True
+    shown = substitute_same_sequence(video, mask, np.random.default_rng(0))
+    assert torch.equal(shown[:, 0][~mask], video[:, 0][~mask])
+    for row, time in mask.nonzero().tolist():
+        same = (video[row, 0] == shown[row, 0, time]).flatten(1).all(1)
+        assert same.any()
+        assert not same[time]
+    alone = substitute_same_sequence(video[:1], mask[:1], np.random.default_rng(0))
+    assert not alone[0, 0, 4:8].any()
+
+
 def test_a_batch_of_one_shows_zeros():
     flags = torch.zeros(1, 30, dtype=torch.bool)
     masks = draw_masks(flags, None, generator=np.random.default_rng(0))
@@ -120,8 +137,9 @@ CORRUPTIONS = [
     ObjectOcclusion(),
     HandOcclusion(),
     Pixelate(),
+    GaussianPixelNoise(),
+    GaussianBlur((1.0, 2.0)),
     SequenceNoise(noise_probability=1.0, blur_probability=0.0),
-    SequenceNoise(noise_probability=0.0, blur_probability=1.0, sigmas=(1.0, 2.0)),
     VideoCorruptor(),
 ]
 
@@ -171,6 +189,29 @@ def test_patches_off_the_frame_change_nothing():
     np.testing.assert_array_equal(same, pictures)
 
 
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_the_compiled_loops_give_the_values_of_the_plain_ones(channels, monkeypatch):
+    if obstacle := build_obstacle(*SOURCE):
+        pytest.skip(obstacle)
+    rng = np.random.default_rng(0)
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        for _ in range(20):
+            count, height, width, rows, columns = rng.integers(4, 40, 5)
+            pictures = rng.integers(0, 256, (count, height, width, *channels), dtype=np.uint8)
+            patch, alpha = rng.uniform(0, 255, (rows, columns, *channels)), rng.uniform(size=rows)
+            opacity = np.tile(alpha[:, None], columns).clip(0.2, 0.8)
+            top, left = rng.integers(-50, 50, (2, count))
+            kept = pictures.copy()
+            laid = [overlay(pictures, patch, opacity, top, left, b) for b in ("compiled", "numpy")]
+            np.testing.assert_array_equal(*laid)
+            if not channels:
+                sigma = rng.uniform(0.1, 2)
+                blurred = [gaussian_blur(pictures, sigma, b) for b in ("compiled", "numpy")]
+                np.testing.assert_array_equal(*blurred)
+            np.testing.assert_array_equal(pictures, kept)
+
+
 def test_noise_and_blur_have_the_strength_they_say():
     grey = np.full((4, 64, 64), 128, dtype=np.uint8)
     noisy = gaussian_noise(grey, 0.01, np.random.default_rng(0))
@@ -216,6 +257,11 @@ def test_patches_are_read_from_folders(tmp_path):
 
 
 def test_bad_pictures_are_told():
+    pictures = np.zeros((2, 8, 8), np.uint8)
+    with pytest.raises(ValueError, match="patch must fit"):
+        overlay(pictures, np.ones((2, 3)), np.ones((3, 2)), np.zeros(2, int), np.zeros(2, int))
+    with pytest.raises(ValueError, match="at least 4 pixels"):
+        gaussian_blur(pictures[:, :3], 1.0)
     pictures, lips = clip()
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="landmarks"):

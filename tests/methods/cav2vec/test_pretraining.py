@@ -73,7 +73,7 @@ def test_any_length_gives_a_finite_loss_over_all_real_frames(frames, batch, pad)
         output = model(clips, mode=mode, generator=np.random.default_rng(frames))
         assert torch.isfinite(output.loss)
         real = batch * frames - pad
-        assert output.num_frames == real
+        assert output.n_frames == real
         assert output.counts["mlm_masked"] + output.counts["mlm_unmasked"] == real
 
 
@@ -253,7 +253,7 @@ def test_labels_slightly_shorter_than_the_clip_trim_everything():
         generator=np.random.default_rng(0),
     )
     assert output.hidden.shape[1] == 18
-    assert output.num_frames == 36
+    assert output.n_frames == 36
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_real_digits_survive_mixing_at_the_asked_ratio(recordings):
         sounds = [soundfile.read(io.BytesIO(files.read(n)), dtype="int16") for n in names]
     assert all(rate == 8000 for _, rate in sounds)
     voices = [np.round(resample_poly(s.astype(float), 2, 1)).astype(np.int16) for s, _ in sounds]
-    mixer = AudioMixer(voices[1:], snr_db=5.0, heavy_snr_db=None)
+    mixer = AudioMixer(voices[1:], 5.0, None)
     mixed = mixer(voices[0], np.random.default_rng(0)).waveform.astype(float)
     noise = mixed - voices[0]
     ratio = 20 * np.log10(np.sqrt((voices[0].astype(float) ** 2).mean() / (noise**2).mean()))

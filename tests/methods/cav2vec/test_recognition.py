@@ -20,11 +20,12 @@ from ritornello.methods.cav2vec import (
     CAV2vecForPreTraining,
     PretrainingConfig,
     RecognizerConfig,
+    wer,
 )
 from ritornello.methods.cav2vec.beam_search import beam_search
 from ritornello.methods.cav2vec.corruption import VideoCorruptor
 from ritornello.methods.cav2vec.data import LabelledBatches, UptrainingBatches, clip_batch
-from ritornello.methods.cav2vec.evaluation import Condition, corruption_grid, whole_utterance_mixer
+from ritornello.methods.cav2vec.evaluation import Condition, corruption_grid
 from ritornello.methods.cav2vec.frontend import fold_batch_norm
 from ritornello.methods.cav2vec.tokens import BOS, EOS, PAD, WordTokenizer
 from ritornello.methods.cav2vec.training import Schedule, finetuning_module, uptraining_module
@@ -220,10 +221,39 @@ def test_a_batch_is_a_function_of_its_number_alone(clips, mixer):
 
 def test_the_corruption_grid_is_the_same_in_any_batch_size(clips, mixer):
     model = recognizer(AVForCTC)
-    grid = [Condition("clean"), Condition("both", whole_utterance_mixer(mixer.noises, -5.0))]
-    results = [list(corruption_grid(model, clips, grid, TOKENIZER, batch_size=n)) for n in (8, 3)]
-    assert [r.hypotheses for r in results[0]] == [r.hypotheses for r in results[1]]
-    assert len(results[0][0].errors.errors) == 8
+    grid = [Condition("clean"), Condition("both", AudioMixer(mixer.noises, -5.0, None))]
+    with pytest.raises(ValueError, match="tokenizer is None"):
+        corruption_grid(model, clips, grid)
+    model.tokenizer = TOKENIZER
+    first, second = (corruption_grid(model, clips, grid, batch_size=n) for n in (8, 3))
+    assert first.equals(second)
+    assert list(first["condition"]) == ["clean", "both"]
+    references = [clip.text for clip in clips]
+    for row in first.itertuples():
+        assert len(row.errors) == len(row.hypotheses) == 8
+        assert row.wer == pytest.approx(wer(row.hypotheses, references))
+        assert row.wer == pytest.approx(100 * sum(row.errors) / sum(row.words))
+
+
+def test_padded_pictures_are_not_looked_at_in_inference_and_change_nothing(generator):
+    model = AVHubertModel(TINY)
+    video = torch.randn(3, 1, 9, 20, 20, generator=generator)
+    padding = torch.arange(9) >= torch.tensor([[9], [4], [1]])
+    video *= ~padding[:, None, :, None, None]
+    model(None, video)  # statistics away from 0 and 1
+    model.eval()
+    seen = []
+    model.feature_extractor_video.resnet.trunk.register_forward_hook(
+        lambda _module, inputs, _output: seen.append(len(inputs[0]))
+    )
+    together = model(None, video, padding).last_hidden_state
+    assert seen == [14]
+    for row, length in enumerate([9, 4, 1]):
+        alone = model(None, video[row : row + 1, :, :length]).last_hidden_state
+        torch.testing.assert_close(together[row, :length], alone[0], atol=1e-5, rtol=1e-4)
+    model.train()
+    model(None, video, padding)
+    assert seen[-1] == 27
 
 
 def test_folding_the_batch_norm_changes_nothing(generator):
@@ -368,6 +398,11 @@ def test_one_clip_is_transcribed_from_either_modality(clips):
     ):
         text = model.transcribe(sound, picture, TOKENIZER)
         assert set(text.split()) <= set(WORDS)
+    with pytest.raises(ValueError, match=r"set model\.tokenizer"):
+        model.transcribe(clip.waveform, clip.frames)
+    model.tokenizer = TOKENIZER
+    text = model.transcribe(clip.waveform, clip.frames)
+    assert text == model.transcribe(clip.waveform, clip.frames, TOKENIZER)
     with pytest.raises(ValueError, match="both None"):
         clip_batch(None, None, 20)
     with pytest.raises(ValueError, match="one channel"):
