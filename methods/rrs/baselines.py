@@ -103,7 +103,7 @@ def smooth_quant(
             scale = static_scale(torch.stack(seen).amax(0), [r.weight for r in linears], alpha)
             _divide(layer.get_submodule(norm_name), scale)
             for name in reader_names:
-                weight = layer.get_submodule(name).weight
+                weight = layer.get_parameter(f"{name}.weight")
                 weight.mul_(scale.to(weight.dtype))
         if through_linears:
             output = linear_of(layer, family.attention_output)

@@ -270,6 +270,7 @@ def _fold_norm(parent: nn.Module, name: str, readers: Sequence[nn.Module]) -> No
     shift = gains.get("bias")
     for reader in readers:
         if shift is not None:
+            assert isinstance(reader, nn.Linear)
             moved = reader.weight.double() @ shift.double()
             if reader.bias is None:
                 reader.bias = nn.Parameter(reader.weight.new_zeros(len(reader.weight)))
