@@ -1,5 +1,6 @@
 """Images to pretrain, tune and test on: digits that come with scikit-learn, or image folders."""
 
+import json
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -34,7 +35,10 @@ class ImageData(Protocol):
     def load(
         self, split: str, indices: Tensor, transform: Transform, image_size: int
     ) -> tuple[Tensor, Tensor]:
-        """Images (n, channels, size, size) and labels; augmentation uses torch's generator."""
+        """Images (n, channels, size, size) and labels; augmentation uses torch's generator.
+
+        Labels are (n,), or (n, classes) True for every right class where there may be several.
+        """
         ...
 
     def classes(self, split: str) -> Tensor | None:
@@ -117,13 +121,23 @@ class ImageFolders:
         tests: folder of each test set. Their class folders are named as the training set's; a test
             set with fewer classes (ImageNet-A, -R) is scored among those.
         resize: shorter side, relative to the crop, at evaluation.
+        relabelled: test sets judged by other labels than their folders: a JSON list for each, the
+            right classes (numbers in sorted order) of every image in the order of the file names.
+            Images without any are left out (ImageNet-ReaL).
     """
 
     channels = 3
 
-    def __init__(self, seed: int, train: str, tests: Mapping[str, str], resize: float = 256 / 224):
+    def __init__(
+        self,
+        seed: int,
+        train: str,
+        tests: Mapping[str, str],
+        resize: float = 256 / 224,
+        relabelled: Mapping[str, str] | None = None,
+    ):
         self.seed, self.train, self.folders, self.resize = seed, train, dict(tests), resize
-        self.tests = tuple(tests)
+        self.tests, self.relabelled = tuple(tests), dict(relabelled or {})
 
     @cached_property
     def _sets(self) -> dict[str, Any]:
@@ -137,6 +151,26 @@ class ImageFolders:
         return sets
 
     @cached_property
+    def _other_labels(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of each relabelled set: the images that have labels, and their classes as True."""
+        found = {}
+        for split, file in self.relabelled.items():
+            if not Path(file).expanduser().is_file():
+                raise UserError(f"relabelled.{split}: there is no file {file}")
+            right: list[list[int]] = json.loads(Path(file).expanduser().read_text())
+            samples = self._sets[split].samples
+            if len(right) != len(samples):
+                raise UserError(
+                    f"relabelled.{split}: {file} has {len(right)} labels for {len(samples)} images"
+                )
+            by_name = sorted(range(len(samples)), key=lambda i: Path(samples[i][0]).name)
+            labels = torch.zeros(len(samples), self.num_classes, dtype=torch.bool)
+            for place, classes in zip(by_name, right, strict=True):
+                labels[place, classes] = True
+            found[split] = labels.any(1).nonzero()[:, 0], labels
+        return found
+
+    @cached_property
     def _order(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randperm(len(self._sets["train"]), generator=generator)
@@ -146,6 +180,8 @@ class ImageFolders:
         return len(self._sets["train"].classes)
 
     def size(self, split: str) -> int:
+        if split in self.relabelled:
+            return len(self._other_labels[split][0])
         return len(self._sets[split])
 
     def load(
@@ -154,8 +190,12 @@ class ImageFolders:
         source, convert = self._sets[split], self._transform(transform, image_size)
         if split == "train":
             indices = self._order[indices]
+        elif split in self.relabelled:
+            indices = self._other_labels[split][0][indices]
         samples = [source.samples[i] for i in indices.tolist()]
         images = torch.stack([convert(source.loader(path)) for path, _ in samples])
+        if split in self.relabelled:
+            return images, self._other_labels[split][1][indices]
         class_of = self._sets["train"].class_to_idx
         return images, torch.tensor([class_of[source.classes[label]] for _, label in samples])
 

@@ -198,7 +198,7 @@ def tune(
 def correct(
     model: nn.Module, data: ImageData, split: str, *, image_size: int, device: str
 ) -> list[float]:
-    """For each image of a test set, 1 if its class is predicted, else 0."""
+    """For each image of a test set, 1 if its class (or one of them) is predicted, else 0."""
     model = model.to(device).eval()
     classes, hits = data.classes(split), []
     for indices in torch.arange(data.size(split)).split(200):
@@ -208,7 +208,11 @@ def correct(
             predicted = logits.argmax(1)
         else:
             predicted = classes[logits[:, classes].argmax(1)]
-        hits += (predicted == labels).double().tolist()
+        if labels.ndim == 2:
+            right = labels[torch.arange(len(labels)), predicted]
+        else:
+            right = predicted == labels
+        hits += right.double().tolist()
     return hits
 
 

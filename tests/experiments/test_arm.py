@@ -133,6 +133,29 @@ def test_a_test_set_of_fewer_classes_is_scored_among_those(folders):
     assert correct(Guess(), folders, "val", image_size=32, device="cpu") == [0, 0, 1, 1, 0, 0]
 
 
+def test_relabelled_images_have_any_of_several_classes_or_are_left_out(folders, tmp_path):
+    class Guess(torch.nn.Module):
+        def forward(self, images):
+            return torch.tensor([[0.0, 9.0, 1.0]]).expand(len(images), -1)
+
+    for index, path in enumerate(sorted((tmp_path / "val").rglob("*.png"))):
+        path.rename(path.with_name(f"val_{5 - index}.png"))  # names run against the classes
+    (tmp_path / "real.json").write_text("[[1, 2], [2], [], [1], [0, 1], [0]]")
+    tests = {"real": str(tmp_path / "val")}
+    data = ImageFolders(0, folders.train, tests, relabelled={"real": str(tmp_path / "real.json")})
+    assert data.size("real") == 5
+    images, labels = data.load("real", torch.arange(5), "evaluate", 32)
+    assert images[:2].mean() < images[2:3].mean() < images[3:].mean()  # folders n01, n02, n03
+    assert labels.int().tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1]]
+    assert correct(Guess(), data, "real", image_size=32, device="cpu") == [1, 0, 1, 1, 0]
+    (tmp_path / "real.json").write_text("[[1]]")
+    data = ImageFolders(0, folders.train, tests, relabelled={"real": str(tmp_path / "real.json")})
+    with pytest.raises(UserError, match="1 labels for 6 images"):
+        data.size("real")
+    with pytest.raises(UserError, match="no file"):
+        ImageFolders(0, folders.train, tests, relabelled={"real": "absent.json"}).size("real")
+
+
 def test_missing_folder_is_told(tmp_path):
     data = ImageFolders(seed=0, train=str(tmp_path / "absent"), tests={})
     with pytest.raises(UserError, match="there is no folder"):

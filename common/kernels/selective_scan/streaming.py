@@ -20,17 +20,41 @@ def selective_state_update(
 ) -> Float[Tensor, "batch channels"]:
     """One time step of `selective_scan`; `state` is updated in place.
 
+    Args:
+        state: h before the step, fp32 or fp64; h after it when the call returns.
+        x: input of this step.
+        dt: step sizes.
+        A: real decay rates.
+        B: input weights of this step.
+        C: output weights of this step.
+        D: skip connection.
+        z: gate.
+        dt_bias: added to `dt`.
+        dt_softplus: whether the steps go through softplus.
+
+    Returns:
+        y in the dtype of `x`.
+
     Raises:
-        ValueError: `state`, `dt`, `B` or `C` does not fit `x` and `A`.
+        ValueError: an argument does not fit `x` and `A`.
     """
+    if x.ndim != 2 or A.ndim != 2 or len(A) != x.shape[1]:
+        raise ValueError(
+            "x must be (batch, channels) and A (channels, states), "
+            f"got {tuple(x.shape)} and {tuple(A.shape)}"
+        )
+    (batch, channels), states = x.shape, A.shape[1]
     expected = {
-        "state": (state, (*x.shape, A.shape[1])),
-        "dt": (dt, tuple(x.shape)),
-        "B": (B, (len(x), A.shape[1])),
-        "C": (C, (len(x), A.shape[1])),
+        "state": (state, (batch, channels, states)),
+        "dt": (dt, (batch, channels)),
+        "B": (B, (batch, states)),
+        "C": (C, (batch, states)),
+        "D": (D, (channels,)),
+        "z": (z, (batch, channels)),
+        "dt_bias": (dt_bias, (channels,)),
     }
     for name, (value, shape) in expected.items():
-        if value.shape != shape:
+        if value is not None and value.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
     step = dt.to(state.dtype)
     if dt_bias is not None:
