@@ -16,7 +16,7 @@ from ritornello.methods.comm.baselines import (
     supcon_loss,
 )
 from ritornello.methods.comm.encoder import MultimodalEncoder
-from ritornello.methods.comm.factorcl import FactorCL
+from ritornello.methods.comm.factorcl import FactorCL, FactorCLLoss
 from ritornello.methods.comm.fusion import FusionTransformer
 from ritornello.methods.comm.loss import CoMMLoss, LossOutput, nt_xent
 from ritornello.methods.comm.model import CoMM, interaction_report
@@ -33,6 +33,7 @@ __all__ = [
     "CrossSelf",
     "CrossSelfLoss",
     "FactorCL",
+    "FactorCLLoss",
     "FeaturesInputAdapter",
     "FusionTransformer",
     "LossOutput",

@@ -27,8 +27,8 @@ class MultimodalEncoder(nn.Module):
         encoders: one a modality.
         adapters: one a modality; None where the encoder yields tokens.
         fusion: joins the tokens.
-        ignore_padding: the official training, which computes padding masks and drops them where
-            subsets are asked for (evaluation uses them).
+        legacy_ignore_padding: the official training, which computes padding masks and drops them
+            where subsets are asked for (evaluation uses them).
 
     Raises:
         ValueError: another number of adapters than of encoders.
@@ -40,7 +40,7 @@ class MultimodalEncoder(nn.Module):
         adapters: Sequence[nn.Module | None],
         fusion: FusionTransformer,
         *,
-        ignore_padding: bool = False,
+        legacy_ignore_padding: bool = False,
     ) -> None:
         super().__init__()
         if not encoders or len(encoders) != len(adapters):
@@ -51,7 +51,7 @@ class MultimodalEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.input_adapters = nn.ModuleList(a if a is not None else nn.Identity() for a in adapters)
         self.fusion_transformer = fusion
-        self.ignore_padding = ignore_padding
+        self.legacy_ignore_padding = legacy_ignore_padding
 
     @property
     def n_modalities(self) -> int:
@@ -93,7 +93,7 @@ class MultimodalEncoder(nn.Module):
         if subsets is None:
             return self.fusion_transformer(tokens, padding)
         kept = [[bool(s[m]) for m in there] for s in subsets]
-        masks = None if self.ignore_padding else padding
+        masks = None if self.legacy_ignore_padding else padding
         return list(self.fusion_transformer.subsets(tokens, kept, masks))
 
     def embed_views(
@@ -108,7 +108,7 @@ class MultimodalEncoder(nn.Module):
             return torch.stack([torch.stack(self(view, subsets)) for view in views])
         joined = [torch.cat(pieces) for pieces in zip(*(t for t, _ in encoded), strict=True)]
         masks: list[Bool[Tensor, "batch tokens"] | None] | None = None
-        if not self.ignore_padding:
+        if not self.legacy_ignore_padding:
             masks = [
                 None if pieces[0] is None else torch.cat(pieces)  # type: ignore[arg-type]
                 for pieces in zip(*(p for _, p in encoded), strict=True)

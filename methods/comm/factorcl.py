@@ -46,30 +46,26 @@ def club_bound(scores: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     return scores.diagonal().mean() - scores.mean()
 
 
-class FactorCL(SeparateEncoders):
-    """FactorCL-SSL for two modalities; the five projections of each are what is probed.
+class FactorCLLoss(nn.Module):
+    """The bounds of FactorCL-SSL on five projections of each of two modalities, with their critics.
 
     The CLUB critics learn by their own InfoNCE objective, on fixed embeddings; everything else
     learns by the bounds, with the CLUB critics fixed. Both happen in one backward pass: no
-    parameter gets gradients from both, so that one optimiser does what two would.
+    parameter gets a gradient from both.
 
     Args:
-        encoders, dims: as in `CrossModal`.
+        dims: width of each modality's embedding.
         embed_dim: width of the projections.
         critic_hidden: width of the critics.
+
+    Raises:
+        ValueError: another number of modalities than two.
     """
 
-    def __init__(
-        self,
-        encoders: Sequence[nn.Module],
-        dims: Sequence[int],
-        *,
-        embed_dim: int = 128,
-        critic_hidden: int = 512,
-    ) -> None:
-        super().__init__(encoders)
-        if len(encoders) != 2 or len(dims) != 2:
-            raise ValueError(f"FactorCL takes 2 modalities, got {len(encoders)}")
+    def __init__(self, dims: Sequence[int], embed_dim: int = 128, critic_hidden: int = 512) -> None:
+        super().__init__()
+        if len(dims) != 2:
+            raise ValueError(f"dims must be the widths of 2 modalities, got {list(dims)}")
         self.projections = nn.ModuleList(
             nn.ModuleDict({term: mlp_head(dim, dim, embed_dim) for term in _TERMS}) for dim in dims
         )
@@ -89,41 +85,86 @@ class FactorCL(SeparateEncoders):
     def _project(self, modality: int, term: str, x: Tensor) -> Tensor:
         return self.projections[modality][term](x)  # type: ignore[index]
 
-    def training_loss(
-        self, inputs: Sequence[Any], augment: Augment, labels: Tensor | None = None
+    def project(
+        self, embeddings: Sequence[Float[Tensor, "n _"]]
+    ) -> Float[Tensor, "n ten_projections"]:
+        """The five projections of both modalities, joined: what is probed."""
+        joined = [self._project(m, t, x) for m, x in enumerate(embeddings) for t in _TERMS]
+        return torch.cat(joined, dim=1)
+
+    def forward(
+        self,
+        embeddings: Sequence[Float[Tensor, "n _"]],
+        augmented: Sequence[Float[Tensor, "n _"]],
     ) -> LossOutput:
-        """Σ −InfoNCE + Σ CLUB, and the critics' own objective."""
-        plain, augmented = self.backbone(inputs), self.backbone(augment(inputs))
+        """Σ −InfoNCE + Σ CLUB, and the critics' own objective.
+
+        Args:
+            embeddings: of both modalities.
+            augmented: of an augmentation of them.
+
+        Raises:
+            ValueError: not two modalities of the same samples.
+        """
+        everything = [*embeddings, *augmented]
+        if len(embeddings) != 2 or len(augmented) != 2 or len({len(x) for x in everything}) > 1:
+            raise ValueError(
+                "embeddings and augmented must be 2 modalities each, of the same samples, "
+                f"got {[tuple(x.shape) for x in everything]}"
+            )
         bounds, learning = [], []
         for term in ("shared", "conditional"):
-            for suffix in ("", "_upper"):
-                name = term + suffix
-                sides = [self._project(m, name, plain[m]) for m in (0, 1)]
+            for name in (term, f"{term}_upper"):
+                sides = [self._project(m, name, embeddings[m]) for m in (0, 1)]
                 if term == "conditional":
                     others = [self._project(m, name, augmented[m]) for m in (0, 1)]
                     pairs = zip(sides, others, strict=True)
                     sides = [torch.cat(pair, dim=1) for pair in pairs]
                 critic = self.critics[name]
-                if suffix:
-                    fixed = {k: p.detach() for k, p in critic.named_parameters()}
-                    scores = torch.func.functional_call(critic, fixed, tuple(sides))
-                    bounds.append(club_bound(scores))
-                    learning.append(-infonce_bound(critic(*(s.detach() for s in sides))))
-                else:
+                if name == term:
                     bounds.append(-infonce_bound(critic(*sides)))
+                    continue
+                fixed = {k: p.detach() for k, p in critic.named_parameters()}
+                scores = torch.func.functional_call(critic, fixed, tuple(sides))
+                bounds.append(club_bound(scores))
+                learning.append(-infonce_bound(critic(*(s.detach() for s in sides))))
         for m in (0, 1):
-            pair = [self._project(m, "own", view[m]) for view in (plain, augmented)]
+            pair = [self._project(m, "own", view[m]) for view in (embeddings, augmented)]
             bounds.append(-infonce_bound(self.critics[f"own_{m}"](*pair)))
         terms = torch.stack(bounds)
         names = ("shared", "shared_upper", "conditional", "conditional_upper", "own_0", "own_1")
         loss = terms.sum() + torch.stack(learning).sum()
         return LossOutput(loss, terms, torch.full_like(terms, math.nan), names)
 
+
+class FactorCL(SeparateEncoders):
+    """FactorCL-SSL for two modalities; the five projections of each are what is probed.
+
+    Args:
+        encoders, dims: as in `CrossModal`.
+        embed_dim, critic_hidden: see `FactorCLLoss`.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[nn.Module],
+        dims: Sequence[int],
+        *,
+        embed_dim: int = 128,
+        critic_hidden: int = 512,
+    ) -> None:
+        super().__init__(encoders)
+        if len(encoders) != 2:
+            raise ValueError(f"FactorCL takes 2 modalities, got {len(encoders)}")
+        self.loss = FactorCLLoss(dims, embed_dim, critic_hidden)
+
+    def training_loss(
+        self, inputs: Sequence[Any], augment: Augment, labels: Tensor | None = None
+    ) -> LossOutput:
+        """The loss of a batch: plain inputs and one augmentation."""
+        return self.loss(self.backbone(inputs), self.backbone(augment(inputs)))
+
     def features(self, inputs: Sequence[Any]) -> dict[str, Float[Tensor, "batch dim"]]:
         """The projections of both modalities, and what they project."""
         backbone = self.backbone(inputs)
-        projected = [self._project(m, t, x) for m, x in enumerate(backbone) for t in _TERMS]
-        return {
-            "projected": torch.cat(projected, dim=1),
-            "backbone": torch.cat(backbone, dim=1),
-        }
+        return {"projected": self.loss.project(backbone), "backbone": torch.cat(backbone, dim=1)}

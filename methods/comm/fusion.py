@@ -26,6 +26,7 @@ class FusionTransformer(nn.Module):
         pool: `cls` (a learned token), or `mean` over the tokens that are there.
         add_bias_kv: a learned token among keys and values.
         dropout: rate on attention weights.
+        n_modalities: with `x-attn`, how many have blocks of their own.
 
     Raises:
         ValueError: sizes that do not fit, an unknown fusion or pool, `x-attn` with `cls`.
@@ -36,12 +37,12 @@ class FusionTransformer(nn.Module):
         width: int,
         n_heads: int = 8,
         n_layers: int = 1,
-        *,
         fusion: Literal["concat", "x-attn"] = "concat",
         pool: Literal["cls", "mean"] = "cls",
-        n_modalities: int = 2,
         add_bias_kv: bool = False,
         dropout: float = 0.0,
+        *,
+        n_modalities: int = 2,
     ) -> None:
         super().__init__()
         if width < 1 or n_heads < 1 or width % n_heads:

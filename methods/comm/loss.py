@@ -18,9 +18,9 @@ class LossOutput:
 
     Attributes:
         loss: what is minimised.
-        per_term: the terms, detached by the caller's wish only; CoMM's last one is that of the
-            multimodal embeddings.
+        per_term: the terms, with gradients; CoMM's last one is that of the multimodal embeddings.
         accuracy: per term, the share of samples in percent whose nearest partner is its own.
+        names: of the terms, where they have some.
     """
 
     loss: Float[Tensor, ""]
@@ -65,7 +65,6 @@ def nt_xent(
     z1: Float[Tensor, "n dim"],
     z2: Float[Tensor, "n dim"],
     temperature: float = 0.1,
-    *,
     gather: bool = False,
 ) -> Float[Tensor, ""]:
     """InfoNCE between paired embeddings: every other sample of either side is a negative (eq. 5).
@@ -109,7 +108,6 @@ class CoMMLoss(nn.Module):
         self,
         temperature: float = 0.1,
         weights: Sequence[float] | None = None,
-        *,
         gather: bool = True,
     ) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from ritornello.methods.comm import (
     CrossModal,
     CrossSelf,
     FactorCL,
+    FactorCLLoss,
     FeaturesInputAdapter,
     FusionTransformer,
     MultimodalEncoder,
@@ -181,7 +182,7 @@ def test_text_masks_reach_the_fusion_unless_told_otherwise():
     changed = text.clone()
     changed[0, 3:, 1:] += 1
     assert torch.equal(encoder(inputs, both)[0], encoder([inputs[0], changed], both)[0])
-    encoder.ignore_padding = True
+    encoder.legacy_ignore_padding = True
     assert not torch.equal(encoder(inputs, both)[0], encoder([inputs[0], changed], both)[0])
     assert torch.equal(encoder(inputs), encoder([inputs[0], changed]))
 
@@ -281,8 +282,8 @@ def test_upper_bounds_do_not_train_their_critics_but_their_projections():
     inputs = [random(6, 6), random(6, 4)]
     output = model.training_loss(inputs, identity)
     place = output.names.index("shared_upper")
-    critic = list(model.critics["shared_upper"].parameters())
-    projection = list(model.projections[0]["shared_upper"].parameters())
+    critic = list(model.loss.critics["shared_upper"].parameters())
+    projection = list(model.loss.projections[0]["shared_upper"].parameters())
     grads = torch.autograd.grad(output.per_term[place], critic + projection, allow_unused=True)
     assert all(g is None for g in grads[: len(critic)])
     assert all(g is not None for g in grads[len(critic) :])
@@ -324,6 +325,8 @@ def test_clip_uses_negatives_of_the_other_modality_only():
         (lambda: small_encoder()([random(2, 6), random(3, 4)]), "one size"),
         (lambda: CoMM(small_encoder())([random(1, 6), random(1, 4)], [random(1, 6), random(1, 4)]),
          "at least 2"),
+        (lambda: FactorCLLoss([4, 4, 4]), "2 modalities"),
+        (lambda: FactorCLLoss([4, 4], 3, 5)([random(2, 4)] * 2, [random(3, 4)] * 2), "augmented"),
         (lambda: FeaturesInputAdapter(3, 4)(random(2, 5)), r"\(batch, 3\)"),
         (lambda: SimpleFeaturesInputAdapter(3)(random(2, 5)), "multiple of 3"),
         (lambda: extract_features(lambda x: x, [None]), "missing"),
