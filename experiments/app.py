@@ -429,12 +429,19 @@ def _report(arguments: list[str]) -> int:
     return write_index(Path(arguments[0]) if arguments else Path("outputs"))
 
 
+def _search(arguments: list[str]) -> int:
+    from ritornello.experiments.search import search
+
+    check_arguments(arguments)
+    return search(arguments)
+
+
 # Flags with which Hydra shows something and runs nothing.
 HYDRA_QUESTIONS = {
     "--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c",
     "--shell-completion", "-sc",
 }  # fmt: skip
-COMMANDS = {"list": _list, "record": _record, "report": _report}
+COMMANDS = {"list": _list, "record": _record, "report": _report, "search": _search}
 
 if __name__ == "__main__":
     main()
