@@ -12,10 +12,10 @@ from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.reporting import Figure, Results, new_figure
 from ritornello.experiments.cav2vec.data import SpeechData, training_mixer
 from ritornello.experiments.cav2vec.probes import Frames
+from ritornello.methods.cav2vec.batch_order import new_generator
 from ritornello.methods.cav2vec.data import corrupt_clip
 from ritornello.methods.cav2vec.evaluation import ridge_prediction
 from ritornello.methods.cav2vec.masking import draw_masks
-from ritornello.methods.cav2vec.pretraining import new_generator
 
 _NAMES = {
     "init": "start (clean speech only)",

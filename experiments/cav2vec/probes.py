@@ -12,6 +12,7 @@ from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.data.speech.mixing import AudioMixer
 from ritornello.common.data.speech.mouth import bare_phoneme, viseme_class
 from ritornello.methods.cav2vec import AVBatch, AVHubertModel, CAV2vecForPreTraining
+from ritornello.methods.cav2vec.batch_order import new_generator
 from ritornello.methods.cav2vec.corruption import VideoCorruptor
 from ritornello.methods.cav2vec.data import (
     Clips,
@@ -20,7 +21,6 @@ from ritornello.methods.cav2vec.data import (
     corrupt_clip,
     normalize_video,
 )
-from ritornello.methods.cav2vec.pretraining import new_generator
 
 _BATCH = 25
 

@@ -59,17 +59,19 @@ class Stage:
 
     Args:
         steps: optimiser steps.
-        batch_size: clips a step.
+        batch_size: clips a batch; null where `batch_frames` is given.
         learning_rate: peak.
         max_frames: longest window.
         warmup_share: share of the steps with rising learning rate.
+        batch_frames: frames a batch, of clips of like length.
     """
 
     steps: int
-    batch_size: int
+    batch_size: int | None
     learning_rate: float
     max_frames: int = 400
     warmup_share: float = 0.08
+    batch_frames: int | None = None
 
     @property
     def warmup_steps(self) -> int:
@@ -184,6 +186,7 @@ class Stages:
                 stage.max_frames,
                 data.labels,
                 seed,
+                stage.batch_frames,
             )
             schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
             self._fit(uptraining_module(model, schedule), batches, stage, seed=seed)
@@ -224,6 +227,7 @@ class Stages:
                     stage.max_frames,
                     data.labels,
                     seed,
+                    stage.batch_frames,
                 )
                 schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
                 module = uptraining_module(model, schedule, history=history)
@@ -255,6 +259,7 @@ class Stages:
             encoder.encoder_config.image_size,
             stage.batch_size,
             seed=seed,
+            batch_frames=stage.batch_frames,
         )
         schedule = Schedule.finetuning(
             steps=stage.steps,

@@ -13,17 +13,20 @@ from ritornello.common.data.speech.av_speech import AVClip
 from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.data.speech.mixing import AudioMixer, Mixture
 from ritornello.methods.cav2vec.batch import SpeechBatch
+from ritornello.methods.cav2vec.batch_order import BatchOrder, new_generator
 from ritornello.methods.cav2vec.corruption import Corrupted, VideoCorruptor
 from ritornello.methods.cav2vec.frontend import VIDEO_MEAN, VIDEO_STD
-from ritornello.methods.cav2vec.pretraining import AVBatch, new_generator
+from ritornello.methods.cav2vec.pretraining import AVBatch
 from ritornello.methods.cav2vec.tokens import PAD, Tokenizer
 
 _LENGTH_TOLERANCE = 3  # frames by which sound and picture of one clip may differ
 
 
 class Clips(Protocol):
-    """A sized collection of audio-visual clips."""
+    """A sized collection of audio-visual clips that knows their lengths in frames."""
 
+    @property
+    def frame_counts(self) -> Sequence[int]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> AVClip: ...
 
@@ -106,16 +109,6 @@ def corrupt_clip(
     return sound, picture
 
 
-def _order(count: int, batch_size: int, number: int, seed: int) -> list[tuple[int, int]]:
-    """(epoch, clip) of every row of batch `number`; each epoch is a permutation of its own."""
-    rows = []
-    for position in range(number * batch_size, (number + 1) * batch_size):
-        epoch, place = divmod(position, count)
-        rows.append((epoch, place))
-    permutations = {e: new_generator(seed, 1, e).permutation(count) for e, _ in rows}
-    return [(epoch, int(permutations[epoch][place])) for epoch, place in rows]
-
-
 @dataclass
 class UptrainingBatches:
     """Batch i of uptraining: clean and corrupted versions share time window, crop and flip.
@@ -125,24 +118,35 @@ class UptrainingBatches:
         mixer: disturbs the sound.
         corruptor: disturbs the picture.
         image_size: height and width after cropping.
-        batch_size: clips a batch.
+        batch_size: clips a batch; None: `batch_frames` decides.
         max_frames: longest window; all windows have the length of the shortest clip of the batch.
         labels: k-means classes at 25 Hz for every clip.
         seed: decides order, corruption and crops.
+        batch_frames: frames a batch, of clips of like length; see `BatchOrder`.
     """
 
     clips: Clips
     mixer: AudioMixer | None
     corruptor: VideoCorruptor | None
     image_size: int
-    batch_size: int
+    batch_size: int | None
     max_frames: int = 400
     labels: Sequence[np.ndarray] | None = None
     seed: int = 0
+    batch_frames: int | None = None
     filterbank: LogFilterbank = field(default_factory=LogFilterbank)
 
+    def __post_init__(self) -> None:
+        self._rows = BatchOrder(
+            self.clips.frame_counts,
+            batch_size=self.batch_size,
+            batch_frames=self.batch_frames,
+            max_frames=self.max_frames,
+            seed=self.seed,
+        )
+
     def __call__(self, number: int) -> AVBatch:
-        rows = _order(len(self.clips), self.batch_size, number, self.seed)
+        rows = self._rows(number)
         clips = [self.clips[index] for _, index in rows]
         generators = [new_generator(self.seed, 2, epoch, index) for epoch, index in rows]
         corrupted = [
@@ -168,7 +172,7 @@ class UptrainingBatches:
         if self.labels is not None:
             chosen = [self.labels[index][s] for (_, index), s in zip(rows, stop, strict=True)]
             labels = torch.from_numpy(np.stack(chosen)).long()
-        size = self.batch_size
+        size = len(rows)
         clean = audio[size:], video[size:]
         return AVBatch(audio[:size], video[:size], *clean, audio_flags, video_flags, labels)
 
@@ -196,9 +200,10 @@ class LabelledBatches:
         mixer: disturbs the sound; None leaves it clean.
         corruptor: disturbs the picture.
         image_size: height and width after cropping.
-        batch_size: clips a batch.
+        batch_size: clips a batch; None: `batch_frames` decides.
         augment: random crop and flip and a shuffled order; without it the middle, in order.
         seed: decides everything random.
+        batch_frames: frames a batch, of clips of like length; see `BatchOrder`.
     """
 
     clips: Clips
@@ -206,18 +211,28 @@ class LabelledBatches:
     mixer: AudioMixer | None
     corruptor: VideoCorruptor | None
     image_size: int
-    batch_size: int
+    batch_size: int | None
     augment: bool = True
     seed: int = 0
+    batch_frames: int | None = None
     filterbank: LogFilterbank = field(default_factory=LogFilterbank)
 
+    def __post_init__(self) -> None:
+        self._rows = BatchOrder(
+            self.clips.frame_counts,
+            batch_size=self.batch_size,
+            batch_frames=self.batch_frames,
+            seed=self.seed,
+        )
+
     def __call__(self, number: int) -> SpeechBatch:
-        return self._assemble(_order(len(self.clips), self.batch_size, number, self.seed))
+        return self._assemble(self._rows(number))
 
     def in_order(self) -> Iterator[tuple[SpeechBatch, list[str]]]:
-        """All clips once, each batch with its texts; nothing is dropped at the end."""
-        for first in range(0, len(self.clips), self.batch_size):
-            indices = range(first, min(first + self.batch_size, len(self.clips)))
+        """All clips once, `batch_size` at a time, each batch with its texts; none is dropped."""
+        step = self.batch_size or 1
+        for first in range(0, len(self.clips), step):
+            indices = range(first, min(first + step, len(self.clips)))
             yield self._assemble([(0, i) for i in indices]), [self.clips[i].text for i in indices]
 
     def _assemble(self, rows: list[tuple[int, int]]) -> SpeechBatch:

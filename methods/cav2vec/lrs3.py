@@ -147,6 +147,11 @@ class LRS3Manifest:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def frame_counts(self) -> list[int]:
+        """Frames of every clip, as the manifest says."""
+        return [int(columns[3]) for _, columns, _ in self.rows]
+
     def _landmarks(self, video: Path, frames: np.ndarray) -> np.ndarray:
         file = video.with_suffix(".npy")
         if file.exists():

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -156,7 +155,7 @@ class CAV2vecForPreTraining(AVHubertModel):
         if frozen:
             self.feature_extractor_video.eval()
         audio = self.feature_extractor_audio(batch.clean_audio)
-        video = self.feature_extractor_video(batch.clean_video)
+        video = self.feature_extractor_video(batch.clean_video, batch.padding_mask)
         if frozen:
             self.feature_extractor_video.train()
         inputs = {"av": (audio, video), "audio": (audio, None), "video": (None, video)}
@@ -325,8 +324,3 @@ class CAV2vecForPreTraining(AVHubertModel):
             parameters += [self.label_embs_concat, *self.final_proj.parameters()]
         zero = self.mask_emb.new_zeros(())
         return sum((p.sum() for p in parameters if p.requires_grad), zero) * 0.0
-
-
-def new_generator(seed: int, *keys: int) -> np.random.Generator:
-    """The generator of one sample or step: the same for the same seed and keys, anywhere."""
-    return np.random.default_rng([seed, *keys])

@@ -99,15 +99,6 @@ class Schedule:
         }
 
 
-def _over_all_ranks(total: Tensor, count: int) -> Tensor:
-    """The total over the count of all processes, for gradients that DDP averages."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return total / count
-    counts = torch.tensor(float(count), device=total.device)
-    dist.all_reduce(counts)
-    return total * dist.get_world_size() / counts
-
-
 def uptraining_module(
     model: CAV2vecForPreTraining,
     schedule: Schedule,
@@ -115,6 +106,9 @@ def uptraining_module(
     history: list[dict[str, float]] | None = None,
 ) -> "LightningModule":
     """Corrupted prediction of `AVBatch`es; the teacher follows after every optimiser step.
+
+    The loss of a batch is a sum over frames; the gradients of all batches of a step, accumulated
+    and of all processes, are divided by the number of all their frames.
 
     Args:
         model: trained in place.
@@ -127,6 +121,7 @@ def uptraining_module(
         def __init__(self) -> None:
             super().__init__()
             self.model = model
+            self.frames = 0
 
         def training_step(self, batch: AVBatch, batch_idx: int) -> Tensor:
             # fit() seeds torch from the batch's number: masks and mode repeat after a resume
@@ -139,7 +134,19 @@ def uptraining_module(
                         for name, loss in output.losses.items()
                     }
                 )
-            return _over_all_ranks(output.total, output.n_frames)
+            self.frames += output.n_frames
+            return output.total
+
+        def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+            frames = torch.tensor(float(self.frames), device=self.device)
+            if dist.is_available() and dist.is_initialized():
+                dist.all_reduce(frames)
+            self.frames = 0
+            # Lightning has averaged over accumulated batches, DDP over processes.
+            averaged = self.trainer.accumulate_grad_batches * self.trainer.world_size
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(averaged / frames)
 
         def optimizer_step(
             self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None

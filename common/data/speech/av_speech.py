@@ -107,7 +107,7 @@ class SyntheticAVSpeech:
         UserError: the package espeakng-loader is not installed.
     """
 
-    def __init__(self, n: int, seed: int, *, size: int = 96, speakers: str = "all") -> None:
+    def __init__(self, n: int, seed: int, size: int = 96, *, speakers: str = "all") -> None:
         ranges = {
             "all": range(len(VOICES)),
             "seen": range(len(VOICES) - _HELD_OUT_SPEAKERS),
@@ -136,6 +136,11 @@ class SyntheticAVSpeech:
 
     def __len__(self) -> int:
         return self.n
+
+    @property
+    def frame_counts(self) -> list[int]:
+        """Frames of every clip."""
+        return [record["frames"] for record in self._records]
 
     def __getitem__(self, index: int) -> AVClip:
         if not 0 <= index < self.n:

@@ -7,52 +7,25 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from cav2vec_small import TINY, TOKENIZER, recognizer
 
-from ritornello.common.data.speech.av_speech import WORDS, SyntheticAVSpeech
+from ritornello.common.data.speech.av_speech import WORDS
 from ritornello.common.data.speech.mixing import AudioMixer
-from ritornello.common.data.speech.noise import make_noise
-from ritornello.common.training import fit
 from ritornello.methods.cav2vec import (
     AVForCTC,
     AVForSpeechSeq2Seq,
-    AVHubertConfig,
     AVHubertModel,
     CAV2vecForPreTraining,
     PretrainingConfig,
-    RecognizerConfig,
     wer,
 )
 from ritornello.methods.cav2vec.beam_search import beam_search
-from ritornello.methods.cav2vec.corruption import VideoCorruptor
-from ritornello.methods.cav2vec.data import LabelledBatches, UptrainingBatches, clip_batch
+from ritornello.methods.cav2vec.data import LabelledBatches, clip_batch
 from ritornello.methods.cav2vec.evaluation import Condition, corruption_grid
 from ritornello.methods.cav2vec.frontend import fold_batch_norm
-from ritornello.methods.cav2vec.tokens import BOS, EOS, PAD, WordTokenizer
-from ritornello.methods.cav2vec.training import Schedule, finetuning_module, uptraining_module
+from ritornello.methods.cav2vec.tokens import BOS, EOS, PAD
 
 pytest.importorskip("espeakng_loader", reason="the speech is made by espeak-ng")
-TINY = AVHubertConfig.tiny(
-    image_size=20, frontend_widths=(4, 8), dropout=0.0, attention_dropout=0.0, input_dropout=0.0
-)
-TOKENIZER = WordTokenizer(WORDS)
-
-
-@pytest.fixture
-def clips():
-    return SyntheticAVSpeech(8, seed=3, size=24)
-
-
-@pytest.fixture
-def mixer(clips):
-    rng = np.random.default_rng(0)
-    return AudioMixer([make_noise("babble", 2, rng, utterances=[c.waveform for c in clips])])
-
-
-def recognizer(kind, **changes):
-    torch.manual_seed(0)
-    settings = {"decoder_layers": 1, "decoder_ffn_dim": 64, "decoder_heads": 4}
-    dropouts = {"decoder_dropout": 0.0, "label_smoothing": 0.0}
-    return kind(RecognizerConfig(len(TOKENIZER), encoder=TINY, **(settings | dropouts | changes)))
 
 
 def test_ctc_learns_eight_clips_by_heart_and_transcribes_them(clips):
@@ -124,99 +97,6 @@ def test_beam_of_one_is_greedy_and_wider_beams_score_no_worse(generator):
         assert best[-1] == pytest.approx(score, abs=1e-5)
     assert best[0] <= best[2] + 1e-6
     assert best[1] <= best[2] + 1e-6
-
-
-def test_uptraining_resumes_to_the_same_weights(clips, mixer, tmp_path):
-    labels = [np.arange(len(c.frames)) % 5 for c in clips]
-    config = PretrainingConfig(
-        AVHubertConfig(**(TINY.to_dict() | {"dropout": 0.1})),
-        num_classes=5,
-        final_dim=8,
-        top_k=2,
-        ema_decay=(0.5, 0.9),
-        ema_steps=6,
-    )
-    batches = UptrainingBatches(clips, mixer, VideoCorruptor(), 20, 2, 16, labels, seed=1)
-
-    class StopError(Exception):
-        pass
-
-    def until(limit):
-        def batch(number):
-            if number == limit:
-                raise StopError
-            return batches(number)
-
-        return batch
-
-    def trained(scratch, *limits):
-        for limit in limits:
-            torch.manual_seed(0)
-            model = CAV2vecForPreTraining(config)
-            module = uptraining_module(model, Schedule(6, 1e-3, 2))
-            settings = {"steps": 6, "seed": 1, "scratch": scratch, "checkpoint_every": 2}
-            try:
-                result = fit(module, until(limit), **settings)
-            except StopError:
-                continue
-            return model.state_dict(), result
-        raise AssertionError
-
-    (straight, first), (resumed, second) = (
-        trained(tmp_path / "a", 99),
-        trained(tmp_path / "b", 5, 99),
-    )
-    assert (first.resumed_from, second.resumed_from) == (0, 4)
-    assert first.losses == second.losses
-    assert all(torch.equal(value, resumed[name]) for name, value in straight.items())
-
-
-def test_a_frozen_encoder_stands_still_and_then_moves(clips):
-    model = recognizer(AVForCTC)
-    batches = LabelledBatches(clips, TOKENIZER, None, None, 20, 4)
-    schedule = Schedule.finetuning(steps=3, learning_rate=1e-3, warmup_steps=1, frozen_steps=2)
-    before = model.backbone.post_extract_proj.weight.clone()
-    moved = []
-
-    def watched(number):
-        moved.append(not torch.equal(before, model.backbone.post_extract_proj.weight))
-        return batches(number)
-
-    fit(finetuning_module(model, schedule), watched, steps=3)
-    assert moved[:2] == [False, False]
-    assert not torch.equal(before, model.backbone.post_extract_proj.weight)
-
-
-def test_schedules_rise_and_fall_as_in_the_paper():
-    up = Schedule()
-    assert up.factor(4799) == pytest.approx(1.0)
-    assert up.factor(60_000) == pytest.approx(0.0)
-    assert up.factor((4800 + 60_000) // 2) == pytest.approx(0.5)
-    down = Schedule.finetuning()
-    assert down.factor(20_000) == pytest.approx(1.0)
-    assert down.factor(60_000) == pytest.approx(0.05)
-    assert down.factor(40_000) == pytest.approx(0.05**0.5)
-    with pytest.raises(ValueError, match="warmup_steps"):
-        Schedule(steps=5)
-    with pytest.raises(ValueError, match="decay"):
-        Schedule(decay="cosine")
-
-
-def test_clean_and_corrupted_share_window_crop_and_flip(clips):
-    batch = UptrainingBatches(clips, None, None, 20, 4, 12, seed=2)(1)
-    assert batch.audio.shape == (4, 104, 12)
-    assert torch.equal(batch.audio, batch.clean_audio)
-    assert torch.equal(batch.video, batch.clean_video)
-    assert not batch.audio_corrupted.any()
-
-
-def test_a_batch_is_a_function_of_its_number_alone(clips, mixer):
-    makers = [UptrainingBatches(clips, mixer, VideoCorruptor(), 20, 3, 16, seed=2) for _ in "ab"]
-    for number in (3, 0, 7):
-        for left, right in zip(makers[0](number), makers[1](number), strict=True):
-            assert left is None or torch.equal(left, right)
-    seen = [makers[0](number).audio for number in range(2)]
-    assert not torch.equal(*seen)
 
 
 def test_the_corruption_grid_is_the_same_in_any_batch_size(clips, mixer):
