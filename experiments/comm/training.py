@@ -166,8 +166,9 @@ class Contrastive(Experiment):
     ) -> Iterator[Measurement]:
         """Probe scores of every label.
 
-        The first kind of features is the arm's own: it gives the metrics named by the labels, and
-        `unique`, the mean over the two modalities. Others add their name.
+        The first kind of features is the arm's own: it gives the metrics named by the labels,
+        `unique`, the mean over the two modalities, and `…_floor`, what a probe fitted on shuffled
+        labels scores. Others add their name.
         """
         for place, kind in enumerate(train):
             ending = "" if place == 0 else f"_{kind}"
@@ -175,6 +176,12 @@ class Contrastive(Experiment):
             for name, (of_train, of_test) in labels.items():
                 value = self.probe_label((train[kind], of_train), (test[kind], of_test)).value
                 yield Measurement(name + ending, value, "%")
+                if place == 0:
+                    order = torch.randperm(
+                        len(of_train), generator=torch.Generator().manual_seed(48)
+                    )
+                    floor = self.probe_label((train[kind], of_train[order]), (test[kind], of_test))
+                    yield Measurement(f"{name}_floor", floor.value, "%")
                 if name.startswith("unique"):
                     unique.append(value)
             if unique:

@@ -110,13 +110,13 @@ def gradcam(
 
 
 def captum_explainer(
-    method: str, *, layer: str | None = None, attribute: dict[str, Any] | None = None
+    method: str | type, *, layer: str | None = None, attribute: dict[str, Any] | None = None
 ) -> Explainer:
     """An explainer of Captum, which is imported when it is first called.
 
     Args:
-        method: a class of `captum.attr`: `IntegratedGradients`, `Saliency`, `Occlusion`,
-            `LayerGradCam`, ...
+        method: a class of `captum.attr` or its name: `IntegratedGradients`, `Saliency`,
+            `Occlusion`, `LayerGradCam`, ... A class, since f and f_r are explained in turn.
         layer: for `Layer...` classes the name of the module; the map is resized to the inputs.
         attribute: keyword arguments of its `attribute()`. `nt_type` (with `nt_samples`, `stdevs`)
             puts a NoiseTunnel around the method.
@@ -125,13 +125,14 @@ def captum_explainer(
         ValueError: a layer class without layer; when called: captum is not installed, or it has no
             such class.
     """
-    if method.startswith("Layer") != (layer is not None):
-        raise ValueError(f"layer must be given for Layer… methods only, got {method!r}, {layer!r}")
+    name = method if isinstance(method, str) else method.__name__
+    if name.startswith("Layer") != (layer is not None):
+        raise ValueError(f"layer must be given for Layer… methods only, got {name!r}, {layer!r}")
     options = dict(attribute or {})
 
     def explain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         captum = require("captum.attr", extra="vision")
-        kind = getattr(captum, method, None)
+        kind = getattr(captum, method, None) if isinstance(method, str) else method
         if not isinstance(kind, type):
             raise ValueError(f"method must be a class of captum.attr, got {method!r}")
         at = () if layer is None else (model.get_submodule(layer),)

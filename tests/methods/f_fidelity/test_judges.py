@@ -79,6 +79,10 @@ def test_gradcam_equals_captums_up_to_scale(network, images):
     theirs = ours.captum_explainer(
         "LayerGradCam", layer="5", attribute={"relu_attributions": True}
     )(network, x, y)
+    from captum.attr import LayerGradCam
+
+    by_class = ours.captum_explainer(LayerGradCam, layer="5", attribute={"relu_attributions": True})
+    torch.testing.assert_close(by_class(network, x, y), theirs)
     low, high = theirs.amin((1, 2), keepdim=True), theirs.amax((1, 2), keepdim=True)
     scaled = (theirs - low) / (high - low).clamp(min=1e-12)
     torch.testing.assert_close(ours.gradcam(network, x, y, layer="5"), scaled, atol=1e-5, rtol=0)
