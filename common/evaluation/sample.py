@@ -161,7 +161,7 @@ class Query:
     def digest(self) -> str:
         """16 hexadecimal digits that change with anything that is asked."""
         prompt = self.asked
-        content = [prompt.content(), prompt.sample, asdict(self.params), self.continuations]
+        content = [prompt.content(), prompt.sample, vars(self.params), self.continuations]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

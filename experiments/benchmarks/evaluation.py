@@ -10,7 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ritornello.common.chat import GenerationParams, Message, ScriptedClient, Text
+from ritornello.common.chat import (
+    AnswerStore,
+    GenerationParams,
+    Journal,
+    Message,
+    ScriptedClient,
+    Text,
+)
+from ritornello.common.chat.journal import read_records
 from ritornello.common.evaluation import (
     Answer,
     Choice,
@@ -24,6 +32,10 @@ from ritornello.common.evaluation.export import to_lm_eval_yaml
 from ritornello.common.evaluation.options import OptionParser, render_options
 from ritornello.common.statistics.evaluation import cluster_bootstrap
 from ritornello.experiments.benchmarks import Benchmark
+
+_QUESTIONS = 10_000
+_ANSWERS, _ANSWER_BYTES, _WRITTEN_EVERY = 10_000, 200, 50
+_RESAMPLES_PER_TIMED = 100
 
 
 def benchmarks() -> Iterator[Benchmark]:
@@ -72,7 +84,7 @@ def _overhead() -> Benchmark:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    quiz = _Quiz(2000, scored=True)
+    quiz = _Quiz(_QUESTIONS, scored=True)
     folder = tempfile.mkdtemp(prefix="evaluation-")
     to_lm_eval_yaml(quiz, folder)
     manager = TaskManager(include_path=folder)
@@ -84,7 +96,7 @@ def _overhead() -> Benchmark:
         )
 
     return Benchmark(
-        "2,000 scored questions, scripted model",
+        f"{_QUESTIONS:,} scored questions, scripted model",
         ours=lambda: evaluate(quiz, client),
         peer=peer,
         peer_name="lm-evaluation-harness, dummy model",
@@ -93,36 +105,41 @@ def _overhead() -> Benchmark:
 
 
 def _records() -> Benchmark:
-    """Finished records on disk after every block, against one pickle rewritten whole."""
-    quiz = _Quiz(2000)
-    client = ScriptedClient(lambda prompt, params: "A")
+    """Answers on disk one by one: cache and journal, against one pickle written whole each time.
+
+    The pickle grows, so its writes are timed at evenly spread sizes: one answer in fifty.
+    """
+    texts = [f"{i:08d} ".ljust(_ANSWER_BYTES, "x") for i in range(_ANSWERS)]
     folder = tempfile.TemporaryDirectory(prefix="evaluation-")
     runs = iter(range(10**9))
 
-    def ours() -> int:
-        path = Path(folder.name) / f"{next(runs)}.jsonl"
-        return len(evaluate(quiz, client, journal=path, block=10))
+    def ours() -> list[str]:
+        place = Path(folder.name) / str(next(runs))
+        store = AnswerStore(place / "answers.sqlite")
+        with Journal(place / "records.jsonl") as journal:
+            for index, text in enumerate(texts):
+                store.put(index.to_bytes(32), {"text": text})
+                journal.append({"sample": index, "text": text})
+        store.close()
+        return [str(record["text"]) for record in read_records(place / "records.jsonl")]
 
-    def peer() -> int:
-        known: dict[str, object] = {}
-        samples = quiz.samples()
-        for start in range(0, len(samples), 10):
-            block = samples[start : start + 10]
-            queries = [quiz.render(sample) for sample in block]
-            answers = client.generate([q.prompt for q in queries], queries[0].params)
-            for sample, completion in zip(block, answers, strict=True):
-                answer = quiz.parse(sample, completion)["ours"]
-                known[sample.id] = (completion, answer, quiz.score(sample, answer))
-            with (Path(folder.name) / "known.pkl").open("wb") as file:
-                pickle.dump(known, file)
-        return len(known)
+    def peer() -> list[str]:
+        known: dict[int, str] = {}
+        file = Path(folder.name) / "known.pkl"
+        for index, text in enumerate(texts):
+            known[index] = text
+            if index % _WRITTEN_EVERY == _WRITTEN_EVERY - 1:
+                file.write_bytes(pickle.dumps(known))
+        return list(pickle.loads(file.read_bytes()).values())
 
     return Benchmark(
-        "2,000 answers kept on disk by tens",
+        f"{_ANSWERS:,} answers of {_ANSWER_BYTES} bytes kept on disk one by one",
         ours=ours,
         peer=peer,
-        peer_name="one pickle written whole every ten answers, as VLMEvalKit",
+        peer_name=f"pickle written whole each time, as VLMEvalKit (1 in {_WRITTEN_EVERY} timed)",
+        target=50.0,
         agree=np.testing.assert_equal,
+        peer_share=1 / _WRITTEN_EVERY,
     )
 
 
@@ -132,11 +149,11 @@ def _bootstrap() -> Benchmark:
     clusters = rng.integers(3000, size=11_698)
     members = [np.flatnonzero(clusters == c) for c in range(3000)]
     members = [rows for rows in members if len(rows)]
-    resamples = 100
+    resamples = 10_000
 
     def peer() -> tuple[float, ...]:
         means = []
-        for _ in range(resamples):
+        for _ in range(resamples // _RESAMPLES_PER_TIMED):
             drawn = rng.integers(len(members), size=len(members))
             means.append(np.concatenate([scores[members[i]] for i in drawn]).mean())
         low, high = np.quantile(means, [0.025, 0.975])
@@ -146,7 +163,8 @@ def _bootstrap() -> Benchmark:
         f"clustered interval of 11,698 questions, {resamples} resamples",
         ours=lambda: cluster_bootstrap(scores, clusters, resamples=resamples),
         peer=peer,
-        peer_name="gathering the clusters of each resample, as inspect-ai",
+        peer_name="gathering the clusters of each resample, as inspect-ai (1 in 100 timed)",
         target=20.0,
         agree=partial(np.testing.assert_allclose, atol=0.01),
+        peer_share=1 / _RESAMPLES_PER_TIMED,
     )
