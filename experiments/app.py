@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Part, Plan, RunDirectory
-from ritornello.common.training import choose_trainer
 
 PROFILES = ("smoke", "small", "paper")
 # What says how a run is done, not what is measured: not part of a run's identity.
@@ -134,6 +133,8 @@ def _first_line(error: BaseException) -> str:
 
 def build_plan(config: dict[str, Any]) -> Plan:
     """The plan a resolved configuration describes; every arm and part is built, so checked."""
+    from ritornello.common.training import choose_trainer
+
     choose_trainer(config.get("trainer", {}))
     parts = {}
     for name, part in config["parts"].items():

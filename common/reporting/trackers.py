@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -86,5 +87,9 @@ def read_curve(directory: Path, cell: Cell) -> Sequence[dict[str, float]]:
     file = directory / "artifacts" / cell.key / "log.jsonl"
     if not file.exists():
         return []
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-    return [{**line} for line in {line["step"]: line for line in lines}.values()]
+    steps = {}
+    for text in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):  # a kill in the midst of a line
+            line = json.loads(text)
+            steps[line["step"]] = line
+    return list(steps.values())

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -153,6 +154,79 @@ def test_cooperating_runs_divide_the_cells(toy, tmp_path):
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [p.wait(timeout=120) for p in processes] == [0, 0]
     assert len(list((folder / "cells").glob("*.json"))) == 12
+
+
+def test_the_cells_of_a_lost_run_are_taken_up_by_the_other(toy, tmp_path):
+    script = tmp_path / "script.py"
+    text = SCRIPT.replace("workers=", "cooperative=True, workers=").replace("0.05", "1.0")
+    script.write_text(text)
+    folder = tmp_path / "run"
+    command = [sys.executable, str(script), str(HERE), str(folder), "1"]
+    lost, other = (subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2))
+    deadline = time.monotonic() + 120
+
+    def claims() -> list[Path]:
+        """Unfinished cells that the first run holds."""
+        return [
+            lock
+            for lock in (folder / "locks").glob("draws.*")
+            if lock.read_text() == str(lost.pid)
+            and not (folder / "cells" / f"{lock.name}.json").exists()
+        ]
+
+    while not (held := claims()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lost.kill()
+    lost.wait()
+    assert other.wait(timeout=120) == 0
+    assert held
+    assert all((folder / "cells" / f"{lock.name}.json").exists() for lock in held)
+    assert len(list((folder / "cells").glob("*.json"))) == 12
+
+
+def test_a_clock_that_jumps_changes_nothing(toy, tmp_path, monkeypatch):
+    expected = table(run(toy.build, {}, tmp_path / "steady").records)
+    dice = random.Random(0)
+    jumping = lambda: dice.uniform(-1e9, 4e9)  # noqa: E731
+    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
+    outcome = run(toy.build, {"pause": 0.02}, tmp_path / "jumping")
+    assert table(outcome.records) == expected
+    assert all(0.02 <= record["used"]["wall_seconds"] < 60 for record in outcome.records)
+
+
+def test_durations_come_from_clocks_that_do_not_jump():
+    """The calendar is asked for dates only: an answer's, a record's, a server's Retry-After."""
+    root = Path(sys.modules["ritornello.common.runs"].__file__).resolve().parents[2]
+    users = [
+        str(file.relative_to(root))
+        for folder in ("common", "methods", "experiments")
+        for file in sorted((root / folder).rglob("*.py"))
+        if re.search(r"\btime\.time\(|datetime\.now\(|utcnow\(", file.read_text())
+    ]
+    dates = {"common/chat/cache.py", "common/chat/pacing.py", "methods/magpie/pipeline.py"}
+    assert set(users) <= dates
+
+
+def test_a_read_only_place_is_one_message(toy, tmp_path):
+    """The kernel's own tree takes no folder, not even from root; a read-only folder takes none."""
+    with pytest.raises(UserError, match="cannot write in /sys/"):
+        run(toy.build, {}, Path("/sys/kernel/run"))
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(UserError, match="cannot write in"):
+            run(toy.build, {}, tmp_path / "run")
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"record": 1}', "\x00" * 50])
+def test_any_rubbish_in_a_record_is_set_aside(toy, tmp_path, content):
+    config = {"seeds": [0]}
+    first = run(toy.build, config, tmp_path)
+    file = sorted((tmp_path / "cells").glob("*.json"))[0]
+    file.write_text(content)
+    assert table(run(toy.build, config, tmp_path).records) == table(first.records)
+    assert file.with_suffix(".damaged").read_text() == content
 
 
 def test_an_unwritable_directory_is_one_message(toy, tmp_path):

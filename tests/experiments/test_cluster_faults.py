@@ -1,0 +1,88 @@
+"""A hundred kills at random moments, over several papers: each ends with the unbroken numbers."""
+
+import importlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ritornello.experiments.app import compose_config, execute, resolve
+
+PAPERS = ("daily_dilemmas", "model_equality_testing", "topograph", "umup")
+KILLS = 25
+# What a clock says is no number of the experiment.
+TIMES = ("second", "time", "speed", "_ms")
+
+
+def launch(paper: str, outputs: Path) -> int:
+    """Runs the paper in a forked process, which has everything imported already."""
+    for module in ("lightning.pytorch", "transformers", "ritornello.common.reporting.terminal"):
+        importlib.import_module(module)
+    importlib.import_module(f"ritornello.experiments.{paper}.experiment")
+    child = os.fork()
+    if child:
+        return child
+    status = 70
+    try:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        status = execute(
+            resolve(compose_config([f"experiment={paper}/smoke", f"outputs={outputs}"]))
+        )
+    finally:
+        os._exit(status)
+
+
+def ended(child: int, deadline: float) -> int | None:
+    """The child's exit status, or None if it still runs at the deadline."""
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    return None
+
+
+def numbers(outputs: Path) -> dict[str, list]:
+    found = {}
+    for file in outputs.glob("*/smoke/*/cells/*.json"):
+        record = json.loads(file.read_text())["record"]
+        found[file.name] = [
+            (m["metric"], m["coordinates"], m["value"], m["samples"])
+            for m in record["measurements"]
+            if not any(word in f"{m['metric']} {m['unit']}" for word in TIMES)
+        ]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", PAPERS)
+def test_kills_at_random_moments_change_no_number(paper, tmp_path):
+    begun = time.monotonic()
+    assert ended(launch(paper, tmp_path / "unbroken"), begun + 600) == 0
+    span = time.monotonic() - begun
+    expected = numbers(tmp_path / "unbroken")
+    assert expected
+    dice, kills, attempts = random.Random(paper), 0, 0
+    while kills < KILLS:
+        outputs, finished = tmp_path / f"broken-{attempts}", 0
+        attempts += 1
+        status = None
+        while status is None:
+            patience = dice.uniform(0, span / 2) if kills < KILLS else 600
+            child = launch(paper, outputs)
+            status = ended(child, time.monotonic() + patience)
+            if status is None:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                kills += 1
+                now = len(list(outputs.glob("*/smoke/*/cells/*.json")))
+                assert now >= finished
+                finished = now
+        assert status == 0
+        assert numbers(outputs) == expected
+        assert not list(outputs.glob("*/smoke/*/cells/*.damaged"))
