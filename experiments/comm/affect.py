@@ -88,6 +88,7 @@ class Pooled(nn.Module):
         self.sequence = sequence
 
     def forward(self, x: Tensor) -> Tensor:
+        """Mean over the tokens that are there."""
         encoded = self.sequence(x)
         there = (~encoded["attention_mask"]).unsqueeze(-1)
         return (encoded["token_embeddings"] * there).sum(dim=1) / there.sum(dim=1)
@@ -97,6 +98,7 @@ class SequenceArchitecture(Architecture):
     """The same encoders for all arms: pooled for the baselines, whole sequences for CoMM."""
 
     def fused(self) -> MultimodalEncoder:
+        """The encoders under a fusion transformer of one layer."""
         sequences = [pooled.sequence for pooled in self.encoders]
         fusion = FusionTransformer(self.width, self.heads)
         return MultimodalEncoder(sequences, [None] * len(sequences), fusion)  # type: ignore

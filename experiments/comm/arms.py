@@ -69,6 +69,7 @@ class CoMMArm(Arm):
     weights: Sequence[float] | None = None
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """CoMM with a head of this width."""
         head = projection_head(architecture.width, self.head_hidden, self.head_dim)
         return CoMM(architecture.fused(), head, temperature=self.temperature, weights=self.weights)
 
@@ -81,6 +82,7 @@ class CrossArm(Arm):
     augment_inputs: bool = False
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """Encoders with linear projections."""
         a = architecture
         return CrossModal(a.encoders, a.dims, self.embed_dim, augment_inputs=self.augment_inputs)
 
@@ -95,6 +97,7 @@ class CrossSelfArm(Arm):
     cross_weight: float = 1.0
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """Encoders with MLP heads."""
         a = architecture
         return CrossSelf(
             a.encoders, a.dims, hidden=self.hidden, embed_dim=self.embed_dim,
@@ -110,6 +113,7 @@ class FactorCLArm(Arm):
     critic_hidden: int = 512
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """Encoders with projections and critics."""
         a = architecture
         return FactorCL(
             a.encoders, a.dims, embed_dim=self.embed_dim, critic_hidden=self.critic_hidden
@@ -125,6 +129,7 @@ class SupConArm(Arm):
     supervised = True
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """Encoders with MLP heads; one class a sample."""
         if multilabel:
             raise UserError("SupCon takes one class a sample: leave it out where there are several")
         a = architecture
@@ -138,4 +143,5 @@ class SupervisedArm(Arm):
     supervised = True
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """CoMM's encoder under a linear classifier."""
         return Supervised(architecture.fused(), n_classes, multilabel=multilabel)

@@ -86,6 +86,7 @@ class PooledTokens(nn.Module):
         self.tokens = tokens
 
     def forward(self, x: Tensor) -> Tensor:
+        """Mean over the tokens that are there."""
         found = self.tokens(x)
         there = (~found["attention_mask"]).unsqueeze(-1)
         return (found["token_embeddings"] * there).sum(dim=1) / there.sum(dim=1).clamp(min=1)
@@ -95,6 +96,7 @@ class FrozenArchitecture(Architecture):
     """The same frozen encoders for all arms: pooled for the baselines, whole for CoMM."""
 
     def fused(self) -> MultimodalEncoder:
+        """The frozen encoders under a fusion transformer of one layer."""
         fusion = FusionTransformer(self.width, self.heads)
         whole: list[nn.Module] = [e.tokens for e in self.encoders]  # type: ignore[misc]
         return MultimodalEncoder(whole, [None] * len(whole), fusion)

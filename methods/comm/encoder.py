@@ -55,6 +55,7 @@ class MultimodalEncoder(nn.Module):
 
     @property
     def n_modalities(self) -> int:
+        """How many modalities there are, missing ones included."""
         return len(self.encoders)
 
     def tokens(self, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -92,12 +92,10 @@ def removal_curve(
     Args:
         model: any classifier with (batch, classes) logits, or an output that has them as `.logits`;
             in evaluation mode, on the device of the inputs.
-        x: inputs; a tensor, or a mapping with `input_ids` (and `attention_mask`) for tokens.
-        y: labels.
-        scores: relevance of every element, of the shape `removal.grid(x)`; ties go to the lower
-            index in either order.
+        x, y: inputs and labels; tokens are a mapping with `input_ids` (and `attention_mask`).
+        scores: relevance of every element; ties go to the lower index in either order.
         sizes: increasing shares s in (0, 1].
-        order: `morf` removes the most relevant first, `lerf` the least relevant.
+        order: `morf`, the most relevant first; `lerf`, the least relevant first.
         alpha: probability with which each chosen element is dropped; None drops all (fidelity).
         beta: cap on the expected share of dropped elements; None for no cap (R-Fidelity).
         n_samples: N, masks per input and size.
