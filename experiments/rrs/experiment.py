@@ -2,10 +2,12 @@
 
 import hashlib
 import importlib.resources
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,7 @@ from ritornello.common.data.text import text_windows
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.rrs.figures import figures
 from ritornello.experiments.rrs.matrices import OutlierMatrices
+from ritornello.experiments.rrs.zero_shot import check_installed, zero_shot_answers
 from ritornello.methods.rrs import (
     QuantLinear,
     RRSConfig,
@@ -31,7 +34,11 @@ from ritornello.methods.rrs.smoothing import runtime_smooth_scale
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ChannelOutliers", "OutlierMatrices", "Perplexity", "figures"]
+__all__ = ["ChannelOutliers", "OutlierMatrices", "Perplexity", "ZeroShot", "figures"]
+
+# The quantised model of the last arm, with what made it. One a process, shared by the parts: a
+# model for each part would stay in memory until the last cell.
+_HELD: dict[tuple[str, str, RRSConfig], tuple[Callable, "PreTrainedModel"]] = {}
 
 
 @dataclass
@@ -56,7 +63,6 @@ class LanguageModel(Experiment):
     windows: int | None = 4
     calibration_tokens: int = 256
     calibration_windows: int = 4
-    _prepared: dict[RRSConfig, "PreTrainedModel"] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _scored(self) -> Tensor:
@@ -78,24 +84,33 @@ class LanguageModel(Experiment):
     def quantized(self, config: RRSConfig) -> "PreTrainedModel":
         """The model with the weights that `config` wants; the last one is kept for the next arm."""
         key = weights_key(config)
-        if key not in self._prepared:
-            self._prepared.clear()
-            self._prepared[key] = self._with_rounded_weights(key)
-        return requantize_activations(self._prepared[key], config)
-
-    def _with_rounded_weights(self, key: RRSConfig) -> "PreTrainedModel":
-        model = self.model()
         calibration = self._calibration if key.needs_calibration else None
+        held = repr(self.model), _tokens_digest(calibration), key
+        if held not in _HELD:
+            _HELD.clear()
+            _HELD[held] = self.model, self._with_rounded_weights(key, calibration)
+        return requantize_activations(_HELD[held][1], config)
+
+    def _with_rounded_weights(
+        self, key: RRSConfig, calibration: Tensor | None
+    ) -> "PreTrainedModel":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the embeddings were tied")
             if key.w_bits == 16 or key.weight_method == "rtn":
-                return quantize_model(model, key, calibration)
-            device = model.device
-            name = f"rrs-{_digest(model, key, calibration)}"
-            folder = cached_directory(
-                name, lambda place: save_pretrained(quantize_model(model, key, calibration), place)
-            )
+                return quantize_model(self.model(), key, calibration)
+            folder, device = self._rounded_on_disk(key, calibration)
         return from_pretrained(folder, device=device)
+
+    def _rounded_on_disk(
+        self, key: RRSConfig, calibration: Tensor | None
+    ) -> tuple[Path, torch.device]:
+        """Where the packed weights lie (found once for all runs), and where they belong."""
+        model = self.model()
+        name = f"rrs-{_digest(model, key, calibration)}"
+        folder = cached_directory(
+            name, lambda place: save_pretrained(quantize_model(model, key, calibration), place)
+        )
+        return folder, model.device
 
 
 @dataclass
@@ -105,15 +120,52 @@ class Perplexity(LanguageModel):
     @torch.inference_mode()
     def measure(self, arm: RRSConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         model = self.quantized(arm)
-        context.uses("scored tokens", hashlib.sha256(self._scored.numpy().tobytes()).hexdigest())
-        losses = []
+        context.uses("scored tokens", _tokens_digest(self._scored))
+        losses, seconds = [], []
         for window in self._scored.to(model.device):
+            begin = time.perf_counter()
             logits = model(window[None], use_cache=False).logits[0, :-1].float()
             losses.append(nn.functional.cross_entropy(logits, window[1:]).item())
+            seconds.append((time.perf_counter() - begin) * 1000 / self.tokens)
         mean = sum(losses) / len(losses)
         perplexity = torch.tensor(mean, dtype=torch.float64).exp().item()
         yield Measurement("perplexity", perplexity, samples=losses, aggregate="exp_mean")
+        each = sum(seconds) / len(seconds)
+        yield Measurement("seconds_per_1000_tokens", each, unit="s", samples=seconds)
         yield Measurement("weight_megabytes", _weight_bytes(model) / 1e6, unit="MB")
+
+
+@dataclass
+class ZeroShot(LanguageModel):
+    """Accuracy on a task of lm-evaluation-harness without examples, the coordinate `task`.
+
+    Attributes:
+        batch_size: pairs of context and choice in a forward pass. The harness pads without telling
+            the model, and padding would enter the scales of Runtime Smooth: 1 has none.
+        limit: only so many questions; None for all.
+        task_folder: a folder with tasks of one's own, as YAML of the harness.
+    """
+
+    batch_size: int = 1
+    limit: int | None = None
+    task_folder: str | None = None
+
+    def prepare(self) -> None:
+        check_installed()
+
+    @torch.inference_mode()
+    def measure(self, arm: RRSConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        right = zero_shot_answers(
+            self.quantized(arm),
+            self.tokenizer(),
+            str(cell.coordinates["task"]),
+            batch_size=self.batch_size,
+            limit=self.limit,
+            task_folder=self.task_folder,
+        )
+        for metric, answers in right.items():
+            share = sum(answers) / len(answers)
+            yield Measurement(metric, share, samples=answers)
 
 
 @dataclass
@@ -153,6 +205,10 @@ class ChannelOutliers(LanguageModel):
             yield Measurement("kurtosis", centred.pow(4).mean().item(), coordinates=place)
 
 
+def _tokens_digest(ids: Tensor | None) -> str:
+    return "" if ids is None else hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+
+
 def _weight_bytes(model: "PreTrainedModel") -> int:
     """Bytes in which the projections are stored."""
     return sum(t.nbytes for layer in quant_linears(model) for t in layer.buffers())
@@ -164,8 +220,7 @@ def _digest(model: "PreTrainedModel", key: RRSConfig, calibration: Tensor | None
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()[:4096].float().cpu().numpy()
         digest.update(name.encode() + values.tobytes())
-    if calibration is not None:
-        digest.update(calibration.numpy().tobytes())
+    digest.update(_tokens_digest(calibration).encode())
     for file in sorted(importlib.resources.files("ritornello.methods.rrs").iterdir(), key=str):
         if file.name.endswith((".py", ".cpp")):
             digest.update(file.read_bytes())
