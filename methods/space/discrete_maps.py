@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ritornello.methods.space.geometry import signed_angle
-from ritornello.methods.space.mazes import walk_metrics
-from ritornello.methods.space.parsing import MAZE_ACTIONS
-from ritornello.methods.space.paths import MOVES, Position, actions_of, require_free, shortest_path
+from ritornello.methods.space.paths import actions_of, require_free, shortest_path
+from ritornello.methods.space.walks import GridWalk
 
 Cell = tuple[int, int]
 
@@ -155,62 +154,26 @@ class MapObservation:
         )
 
 
-class DiscreteMapEnv:
-    """A walk on a map that is seen through a window; only `stop` ends it before time.
+class DiscreteMapEnv(GridWalk[MapObservation]):
+    """A map that is seen through a window; one must stop within 1.5 cells of the goal.
 
     Args:
         world: the map.
         max_steps: actions until the walk is over.
-        view: side of the window, odd.
+        view: side of the window.
+
+    Raises:
+        ValueError: `view` is even.
     """
 
     radius = 1.5
 
     def __init__(self, world: DiscreteMap, *, max_steps: int = 100, view: int = 5) -> None:
-        self.world, self.max_steps, self.view = world, max_steps, view
-        self.grid = world.grid
-        self.shortest: list[Position] = [swapped(cell) for cell in world.route()]
-        self.actions = MAZE_ACTIONS
-        self.reset()
-
-    def reset(self, rng: np.random.Generator | None = None) -> MapObservation:
-        """Back to the start; nothing is random here."""
-        self.path = [swapped(self.world.start)]
-        self.steps = 0
-        self.stopped = self.collided = False
-        return self.observe()
-
-    @property
-    def position(self) -> Position:
-        """(row, column)."""
-        return self.path[-1]
-
-    @property
-    def done(self) -> bool:
-        return self.stopped or self.steps >= self.max_steps
-
-    def step(self, action: str) -> tuple[MapObservation, bool, dict[str, object]]:
-        """One action: up, down, left, right or stop; as in a maze.
-
-        Raises:
-            ValueError: another action, or the walk is over.
-        """
-        if action not in self.actions:
-            raise ValueError(f"action must be one of {list(self.actions)}, got {action!r}")
-        if self.done:
-            raise ValueError("the walk is over: reset before another step")
-        self.collided = False
-        if action == "stop":
-            self.stopped = True
-        else:
-            self.steps += 1
-            row, column = self.position[0] + MOVES[action][0], self.position[1] + MOVES[action][1]
-            self.collided = self.world.at((column, row)) == "0"
-            self.path.append(self.position if self.collided else (row, column))
-        info = {"steps": self.steps, "collided": self.collided, "stopped": self.stopped}
-        return self.observe(), self.done, info
+        self.world, self.view = world, view
+        super().__init__(world.grid, swapped(world.start), swapped(world.goal), max_steps=max_steps)
 
     def observe(self) -> MapObservation:
+        """The window around the agent."""
         here = swapped(self.position)
         return MapObservation(
             self.world.view(here, self.view),
@@ -219,10 +182,6 @@ class DiscreteMapEnv:
             self.world.at(self.world.goal),
             here == self.world.goal,
         )
-
-    def metrics(self) -> dict[str, float]:
-        """The published score of the walk, and the strict one beside it."""
-        return walk_metrics(self.grid, self.shortest, self.path, self.stopped, self.radius)
 
 
 def walk_actions(walk: Sequence[Cell]) -> list[str]:

@@ -33,6 +33,7 @@ from ritornello.methods.space.prompts import (
     load_prompt,
 )
 from ritornello.methods.space.questions import PUBLISHED_PARAMS, check_task
+from ritornello.methods.space.walks import GridWalk
 from ritornello.methods.space.working_memory import BoxObservation, WorkingMemoryEnv, place_boxes
 
 GAMES = ("mct", "cswm", "route_retracing", "shortcut")
@@ -188,9 +189,14 @@ class SpaceGameTask:
             return state
         # the line that asks for an action is not kept in the dialog
         shown, reply = self._shown(state.env), self.prefill + completion.text
-        action = self._read(state, reply)
-        state.env.step(action)  # type: ignore[arg-type]
-        state.actions.append(action)
+        if isinstance(state.env, WorkingMemoryEnv):
+            label = self._read_box(state, state.env, reply)
+            state.env.step(label)
+            state.actions.append(label)
+        else:
+            move = self._read_move(state, state.env, reply)
+            state.env.step(move)
+            state.actions.append(move)
         state.pairs.append((shown, Message.assistant(reply)))
         return state
 
@@ -216,7 +222,7 @@ class SpaceGameTask:
         return {"boxes": sizes[index % len(sizes)]}
 
     def _env(self, rng: np.random.Generator, sample: Sample) -> Env:
-        limit = {} if self.max_steps is None else {"max_steps": self.max_steps}
+        limit: dict[str, int] = {} if self.max_steps is None else {"max_steps": self.max_steps}
         if self.game == "mct":
             side = _MAZE_SIDES[self.difficulty]
             grid = carve_maze(rng, side, side)
@@ -224,7 +230,7 @@ class SpaceGameTask:
         if self.game == "cswm":
             n = int(sample.labels["boxes"])
             order = [int(box) for box in rng.permutation(n)]
-            return WorkingMemoryEnv(place_boxes(rng, n), order, **limit)  # type: ignore
+            return WorkingMemoryEnv(place_boxes(rng, n), order, max_steps=self.max_steps)
         return DiscreteMapEnv(make_world(rng, self.difficulty), **limit)
 
     def _shown(self, env: Env) -> Message:
@@ -237,11 +243,8 @@ class SpaceGameTask:
             return Message.user((png(board_picture(seen, px=48)),))
         return Message.user((png(map_picture(seen)), Text(f"The goal is {seen.goal}.")))
 
-    def _read(self, state: GameState, reply: str) -> str | int:
-        """The action that a reply stands for; whatever had to be put in its place is counted."""
-        env = state.env
-        if isinstance(env, WorkingMemoryEnv):
-            return self._read_box(state, env, reply)
+    def _read_move(self, state: GameState, env: GridWalk, reply: str) -> str:
+        """The move that a reply stands for; whatever had to be put in its place is counted."""
         agent = "mct" if self.game == "mct" else "map"
         ours = parse_action(reply, env.actions) or "up"
         official = str(official_action(reply, agent) or "up")
@@ -253,6 +256,7 @@ class SpaceGameTask:
         return official if self.compat else ours
 
     def _read_box(self, state: GameState, env: WorkingMemoryEnv, reply: str) -> int:
+        """The label, from 0, of the box that a reply stands for; counts as `_read_move`."""
         agent = "cswm_image" if self._first_box == 0 else "cswm_text"
         read, official = parse_box(reply), int(official_action(reply, agent) or 0)
         ours = self._first_box if read is None else read

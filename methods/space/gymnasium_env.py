@@ -42,9 +42,9 @@ def to_gymnasium(env: Env, *, px: int = 16) -> "gymnasium.Env":
 
     class Wrapped(gymnasium.Env):
         def __init__(self) -> None:
-            boxes = isinstance(env, WorkingMemoryEnv)
             shape = picture(env.observe()).shape
-            self.action_space = spaces.Discrete(len(env.boxes if boxes else env.actions))  # type: ignore
+            number = len(env.boxes if isinstance(env, WorkingMemoryEnv) else env.actions)
+            self.action_space = spaces.Discrete(number)
             self.observation_space = spaces.Box(0, 255, shape, np.uint8)
 
         def reset(

@@ -1,14 +1,15 @@
 """A stimulus with its four options, before it becomes a sample."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 Difficulty = Literal["easy", "medium", "hard"]
 Presentation = Literal["text", "image"]
 Piece = str | np.ndarray
+Value = TypeVar("Value")
 
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 
@@ -34,11 +35,11 @@ class Item:
         return len(keys) == len(self.options) == 4
 
 
-def pick(rng: np.random.Generator, values):
+def pick(rng: np.random.Generator, values: Sequence[Value]) -> Value:
     """One of some values, uniformly."""
     return values[int(rng.integers(len(values)))]
 
 
-def commas(rows) -> str:
+def commas(rows: Iterable[Iterable[object]]) -> str:
     """Rows of symbols as text: cells joined by commas, one row a line."""
     return "\n".join(",".join(map(str, row)) for row in rows)

@@ -201,7 +201,7 @@ def _toured(rng: np.random.Generator, difficulty: Difficulty) -> tuple[DiscreteM
 def _frames(world: DiscreteMap, tour: list[Cell], presentation: Presentation) -> tuple[Piece, ...]:
     frames = walk_frames(world, tour, presentation)
     if presentation == "text":
-        return ("\n\n".join(frames),)  # type: ignore
+        return ("\n\n".join(map(str, frames)),)
     return tuple(frames)
 
 

@@ -5,16 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool
 
-from ritornello.methods.space.parsing import MAZE_ACTIONS
-from ritornello.methods.space.paths import (
-    MOVES,
-    Position,
-    distances,
-    path_metrics,
-    require_free,
-    shortest_path,
-    strict_path_metrics,
-)
+from ritornello.methods.space.paths import MOVES, Position, distances
+from ritornello.methods.space.walks import GridWalk
 
 
 @dataclass(frozen=True)
@@ -43,8 +35,8 @@ class MazeObservation:
         )
 
 
-class MazeEnv:
-    """A maze in which blocked moves count as steps and only `stop` ends the walk before time.
+class MazeEnv(GridWalk[MazeObservation]):
+    """A maze that is seen whole; one must stop on the goal itself.
 
     Args:
         grid: true where one can walk.
@@ -65,81 +57,15 @@ class MazeEnv:
         *,
         max_steps: int = 250,
     ) -> None:
-        self.grid = np.asarray(grid, dtype=bool)
-        if self.grid.ndim != 2:
-            raise ValueError(f"grid must have rows and columns, got shape {self.grid.shape}")
-        require_free(self.grid, start, "start")
-        require_free(self.grid, goal, "goal")
-        self.start, self.goal = (int(start[0]), int(start[1])), (int(goal[0]), int(goal[1]))
-        self.shortest = shortest_path(self.grid, self.start, self.goal)
-        self.max_steps = max_steps
-        self.actions = MAZE_ACTIONS
-        self.reset()
-
-    def reset(self, rng: np.random.Generator | None = None) -> MazeObservation:
-        """Back to the start; nothing is random here."""
-        self.path = [self.start]
-        self.steps = 0
-        self.stopped = self.collided = False
-        return self.observe()
-
-    @property
-    def position(self) -> Position:
-        return self.path[-1]
-
-    @property
-    def done(self) -> bool:
-        return self.stopped or self.steps >= self.max_steps
-
-    def step(self, action: str) -> tuple[MazeObservation, bool, dict[str, object]]:
-        """One action: up, down, left, right or stop.
-
-        Returns:
-            The observation, whether the walk is over, and the number of steps and collisions.
-
-        Raises:
-            ValueError: another action, or the walk is over.
-        """
-        if action not in self.actions:
-            raise ValueError(f"action must be one of {list(self.actions)}, got {action!r}")
-        if self.done:
-            raise ValueError("the walk is over: reset before another step")
-        self.collided = False
-        if action == "stop":
-            self.stopped = True
-        else:
-            self.steps += 1
-            row, column = self.position[0] + MOVES[action][0], self.position[1] + MOVES[action][1]
-            inside = 0 <= row < self.grid.shape[0] and 0 <= column < self.grid.shape[1]
-            self.collided = not (inside and bool(self.grid[row, column]))
-            self.path.append(self.position if self.collided else (row, column))
-        info = {"steps": self.steps, "collided": self.collided, "stopped": self.stopped}
-        return self.observe(), self.done, info
+        super().__init__(grid, start, goal, max_steps=max_steps)
 
     def observe(self) -> MazeObservation:
+        """The whole maze, the goal drawn over the agent."""
         cells = np.where(self.grid, "1", "0").astype("<U1")
         cells[self.position] = "A"
         cells[self.goal] = "G"
         rows = tuple(",".join(row) for row in cells.tolist())
         return MazeObservation(rows, self.position, self.goal, self.collided)
-
-    def metrics(self) -> dict[str, float]:
-        """The published score of the walk, and the strict one beside it."""
-        return walk_metrics(self.grid, self.shortest, self.path, self.stopped, self.radius)
-
-
-def walk_metrics(
-    grid: Bool[np.ndarray, "rows columns"],
-    shortest: list[Position],
-    path: list[Position],
-    stopped: bool,
-    radius: float,
-) -> dict[str, float]:
-    """Published and strict metrics of one walk, and its number of steps."""
-    official = path_metrics(shortest, path, grid, stopped, radius)
-    strict = strict_path_metrics(shortest[0], shortest[-1], path, grid, stopped, radius)
-    named = {f"strict_{name}": value for name, value in strict.items() if name != "valid_path"}
-    return official | named | {"steps": float(len(path) - 1), "stopped": float(stopped)}
 
 
 class MazeBatch:

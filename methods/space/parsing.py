@@ -5,6 +5,8 @@ import re
 from collections.abc import Collection
 from typing import Any, Literal
 
+from ritornello.common.evaluation.options import last_json_field
+
 Agent = Literal["mct", "map", "ego", "cswm_text", "cswm_image"]
 
 MAZE_ACTIONS = ("up", "down", "left", "right", "stop")
@@ -18,43 +20,43 @@ _SPACED_ACTION = re.compile(r'\{\s+"action":\s*"(.*)"\s+\}')
 _NUMBER = re.compile(r'\{\s*"action":\s*(-?\d+)\s*\}')
 
 
-def last_object(text: str, key: str) -> dict[str, Any] | None:
-    """The last JSON object in the text that has `key`; nested braces and strings are no trouble."""
-    decoder = json.JSONDecoder()
-    found, place = None, text.find("{")
-    while place >= 0:
-        try:
-            value, end = decoder.raw_decode(text, place)
-        except (json.JSONDecodeError, RecursionError):
-            end = place + 1
-        else:
-            if isinstance(value, dict) and key in value:
-                found = value
-        place = text.find("{", end)
-    return found
-
-
 def parse_answer(text: str) -> int | None:
     """Our reading of a question's answer: a whole number under the key `answer`."""
-    value = (last_object(text, "answer") or {}).get("answer")
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", value):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return _whole(_field(text, "answer"))
 
 
 def parse_action(text: str, actions: Collection[str]) -> str | None:
     """Our reading of a move: one of `actions` under the key `action`, in any case."""
-    value = (last_object(text, "action") or {}).get("action")
+    value = _field(text, "action")
     word = value.strip().lower() if isinstance(value, str) else None
     return word if word in actions else None
 
 
 def parse_box(text: str) -> int | None:
     """Our reading of a box: a whole number under the key `action`."""
-    found = last_object(text, "action")
-    return None if found is None else parse_answer(json.dumps({"answer": found["action"]}))
+    return _whole(_field(text, "action"))
+
+
+def _field(text: str, key: str) -> object:
+    """A key's value in the last JSON object that has it.
+
+    Where there is none, a reply that was cut within an object still counts if the value itself is
+    whole: `{"action": "up", "reason": "the way`.
+    """
+    value = last_json_field(text, key)
+    if value is None:
+        cut = re.findall(rf'(?<!\\)"{key}"\s*:\s*("[^"\\\n]*"|-?\d+(?=\s*,))', text)
+        value = json.loads(cut[-1]) if cut else None
+    return value
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also as text or as 2.0; True is none."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def official_answer(text: str) -> Any:

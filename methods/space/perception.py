@@ -50,9 +50,9 @@ def _drawn_orientation(
     first, second = facts["rays"]
     pairs = [(first, second)]
     while len(pairs) < 4:
-        pair = tuple(int(ray) for ray in rng.choice(_RAYS - 1, 2, replace=False))
-        if set(pair) not in map(set, pairs):
-            pairs.append(pair)  # type: ignore
+        one, other = (int(ray) for ray in rng.choice(_RAYS - 1, 2, replace=False))
+        if {one, other} not in map(set, pairs):
+            pairs.append((one, other))
     half = {"easy": 0.2, "medium": 0.14, "hard": 0.09}[difficulty]
     canvas = Canvas(size)
     for ray, centre in zip((first, second), ((0.28, 0.5), (0.72, 0.5)), strict=True):

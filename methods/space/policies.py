@@ -9,7 +9,8 @@ import numpy as np
 
 from ritornello.methods.space.discrete_maps import Cell, DiscreteMapEnv, walk_actions
 from ritornello.methods.space.mazes import MazeEnv
-from ritornello.methods.space.paths import MOVES, Position, actions_of, distances, shortest_path
+from ritornello.methods.space.paths import MOVES, actions_of, distances, shortest_path
+from ritornello.methods.space.walks import GridWalk
 from ritornello.methods.space.working_memory import Memory, WorkingMemoryEnv
 
 Env = MazeEnv | DiscreteMapEnv | WorkingMemoryEnv
@@ -106,7 +107,7 @@ class WallFollower:
                 return "stop"
             for turn in (1, 0, 3, 2):  # right, straight on, left, back
                 name = clockwise[(heading + turn) % 4]
-                if _free(walk, walk.position, name):
+                if walk.is_free(name):
                     heading = (heading + turn) % 4
                     return name
             return "stop"
@@ -145,16 +146,10 @@ class ZoneStopper:
         return _along(actions_of(shortest_path(walk.grid, start, min(near)[1])))
 
 
-def _walker(env: Env) -> MazeEnv | DiscreteMapEnv:
+def _walker(env: Env) -> GridWalk:
     if isinstance(env, WorkingMemoryEnv):
         raise ValueError("this policy walks; boxes are opened by OraclePolicy or MemoryPolicy")
     return env
-
-
-def _free(walk: MazeEnv | DiscreteMapEnv, position: Position, action: str) -> bool:
-    row, column = position[0] + MOVES[action][0], position[1] + MOVES[action][1]
-    rows, columns = walk.grid.shape
-    return 0 <= row < rows and 0 <= column < columns and bool(walk.grid[row, column])
 
 
 def _along(actions: list[str]) -> Act:

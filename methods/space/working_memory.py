@@ -118,8 +118,8 @@ class WorkingMemoryEnv:
         self.found = box if box == self.treasures[self.collected] else None
         self.collected += self.found is not None
         self._draw_labels()
-        info = {"box": box, "steps": self.steps, "collected": self.collected}
-        return self.observe(), self.done, info  # type: ignore
+        info: dict[str, object] = {"box": box, "steps": self.steps, "collected": self.collected}
+        return self.observe(), self.done, info
 
     def observe(self) -> BoxObservation:
         return BoxObservation(self.boxes, self.labels, self.found, self.collected, self.shape)
