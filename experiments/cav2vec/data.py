@@ -37,6 +37,8 @@ class SpeechData(Protocol):
     @property
     def train(self) -> Clips: ...
     @property
+    def finetuning(self) -> Clips: ...
+    @property
     def test(self) -> Clips: ...
     @property
     def labels(self) -> Sequence[np.ndarray]: ...
@@ -70,6 +72,11 @@ class SyntheticData:
     def train(self) -> SyntheticAVSpeech:
         """The training clips."""
         return SyntheticAVSpeech(self.train_clips, seed=1, size=self.size)
+
+    @property
+    def finetuning(self) -> SyntheticAVSpeech:
+        """The clips to fine-tune on: those of training."""
+        return self.train
 
     @cached_property
     def test(self) -> SyntheticAVSpeech:
@@ -110,6 +117,8 @@ class SyntheticData:
 
     def noises(self, split: str, kind: str | None = None) -> list[np.ndarray]:
         """Noise of one kind, or of all; test noise is never heard in training."""
+        if kind not in (None, *NOISE_KINDS):
+            raise UserError(f"noise must be one of {', '.join(NOISE_KINDS)} here, got {kind!r}")
         kinds = NOISE_KINDS if kind is None else (kind,)
         return [noise for k in kinds for noise in self._noises[split, k]]
 
@@ -125,10 +134,12 @@ class LRS3Data:
     Args:
         root: folder with ``train.tsv``, ``train.wrd``, ``train.km``, the same for ``test``,
             ``spm.model``, ``noise/{train,test}/{babble,speech,music,natural}``,
-            ``objects/{images,masks}`` and ``hands/{images,masks}``.
+            ``noise/test/demand/<room>``, ``objects/{images,masks}`` and ``hands/{images,masks}``.
+        finetune: name of the manifest of labelled clips; ``trainval`` for 30 hours.
     """
 
     root: str
+    finetune: str = "train"
 
     def check_files(self) -> None:
         """Raises a UserError when the folder is not there."""
@@ -138,16 +149,25 @@ class LRS3Data:
                 "methods/cav2vec/README.md lists what it holds"
             )
 
+    def _manifest(self, name: str, **limits: int) -> LRS3Manifest:
+        return LRS3Manifest(
+            Path(self.root) / f"{name}.tsv", Path(self.root) / f"{name}.wrd", **limits
+        )
+
     @cached_property
     def train(self) -> LRS3Manifest:
-        """The training clips."""
-        return LRS3Manifest(Path(self.root) / "train.tsv", Path(self.root) / "train.wrd")
+        """The clips of uptraining."""
+        return self._manifest("train")
+
+    @cached_property
+    def finetuning(self) -> LRS3Manifest:
+        """The labelled clips to fine-tune on."""
+        return self._manifest(self.finetune)
 
     @cached_property
     def test(self) -> LRS3Manifest:
         """The test clips, none left out."""
-        files = (Path(self.root) / "test.tsv", Path(self.root) / "test.wrd")
-        return LRS3Manifest(*files, min_frames=1, max_frames=10_000)
+        return self._manifest("test", min_frames=1, max_frames=10_000)
 
     @cached_property
     def labels(self) -> list[np.ndarray]:
@@ -185,9 +205,16 @@ def picture_corruptions(make_object, make_hand) -> dict[str, VideoCorruptor | No
 
 
 def recognition_grid(
-    data: SpeechData, kinds: Sequence[str], ratios: Sequence[float], pictures: Sequence[str]
+    data: SpeechData,
+    kinds: Sequence[str],
+    ratios: Sequence[float],
+    pictures: Sequence[str],
+    rooms: Sequence[str] = (),
 ) -> Iterator[tuple[dict[str, str | float], Condition]]:
-    """Coordinates and condition of every cell: all noises, ratios and pictures, and all clean."""
+    """Coordinates and condition of every cell: all noises, ratios and pictures, and all clean.
+
+    Rooms are recordings of DEMAND, never heard in training, at a ratio drawn from −10 to 10 dB.
+    """
     corruptors = data.occluders("test")
     yield {"noise": "clean", "picture": "clean"}, Condition("clean")
     for kind in kinds:
@@ -200,6 +227,12 @@ def recognition_grid(
                     place,
                     Condition(f"{picture}, {kind} {ratio:g} dB", mixer, corruptors[picture]),
                 )
+
+    for room in rooms:
+        mixer = AudioMixer(data.noises("test", f"demand/{room}"), (-10, 10), None)
+        for picture in pictures:
+            place = {"noise": f"room {room}", "picture": picture}
+            yield place, Condition(f"{picture}, {room}", mixer, corruptors[picture])
 
 
 def training_mixer(data: SpeechData) -> AudioMixer:

@@ -144,6 +144,7 @@ class Recognition(Experiment):
         noises: kinds of test noise.
         ratios: their signal-to-noise ratios in dB.
         pictures: picture corruptions: ``clean``, ``object``, ``hands``, ``pixelate``.
+        rooms: recordings of DEMAND to test with as well.
         decoding: arguments of the recogniser's `generate`.
     """
 
@@ -152,6 +153,7 @@ class Recognition(Experiment):
     noises: Sequence[str] = ("babble",)
     ratios: Sequence[float] = (10, 0, -10)
     pictures: Sequence[str] = ("clean", "object", "hands", "pixelate")
+    rooms: Sequence[str] = ()
     decoding: dict = field(default_factory=dict)
 
     def prepare(self) -> None:
@@ -160,11 +162,17 @@ class Recognition(Experiment):
         self.stages.check_files()
 
     def measure(self, arm: Recipe, cell: Cell, context: CellContext) -> Iterator[Measurement]:
-        """Word error rate of every condition and over all corrupted ones, with samples a clip."""
+        """Word error rates with samples a clip.
+
+        Of every condition (`wer`), of every noise over its ratios (`wer_over_ratios`, N-WER), and
+        over all noises, ratios and pictures (`wer_corrupted`).
+        """
         encoder = self.stages.uptrained(self.data, arm, cell.seed, context.scratch / "uptraining")
         scratch = context.scratch / "finetuning"
         model = self.stages.recognizer(self.data, encoder, cell.seed, scratch)
-        grid = list(recognition_grid(self.data, self.noises, self.ratios, self.pictures))
+        grid = list(
+            recognition_grid(self.data, self.noises, self.ratios, self.pictures, self.rooms)
+        )
         results = corruption_grid(
             model,
             self.data.test,
@@ -172,13 +180,19 @@ class Recognition(Experiment):
             self.data.tokenizer,
             decoding=self.decoding,
         )
-        corrupted: list[np.ndarray] = []
+        by_noise: dict[tuple[str, str], list[np.ndarray]] = {}
         for (place, _), result in zip(grid, results.itertuples(), strict=True):
             errors, words = (np.array(x, dtype=float) for x in (result.errors, result.words))
             # weights make the mean over clips the corpus rate, whatever their lengths
             samples = 100 * errors / words.mean()
             yield Measurement("wer", result.wer, "%", list(samples), coordinates=place)
-            if place["noise"] != "clean":
-                corrupted.append(samples)
-        overall = list(np.mean(corrupted, axis=0))
-        yield Measurement("wer_corrupted", float(np.mean(overall)), "%", samples=overall)
+            if "snr_db" in place:
+                by_noise.setdefault((place["noise"], place["picture"]), []).append(samples)
+        for (noise, picture), found in by_noise.items():
+            samples = np.mean(found, axis=0)
+            where = {"noise": noise, "picture": picture}
+            yield Measurement(
+                "wer_over_ratios", float(samples.mean()), "%", list(samples), coordinates=where
+            )
+        overall = np.mean([samples for found in by_noise.values() for samples in found], axis=0)
+        yield Measurement("wer_corrupted", float(overall.mean()), "%", samples=list(overall))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,12 @@ class Stages:
         finetuning: recognition.
         head: ``ctc`` or ``seq2seq``.
         decoder: further arguments of `RecognizerConfig`.
+        finetuning_encoder: arguments of `AVHubertConfig` that fine-tuning changes.
         frozen_share: share of fine-tuning during which the encoder stands still.
         checkpoint: a published AV-HuBERT file to start from instead of `first`.
         checkpoint_every: steps between training checkpoints.
         device: where it is trained.
-        trainer: further arguments of Lightning's trainer (devices, strategy, precision).
+        trainer: what `trainer=…` chose (devices, strategy, precision, accumulate).
         loader_workers: processes that make batches ahead.
     """
 
@@ -106,6 +107,7 @@ class Stages:
     finetuning: Stage
     head: str = "ctc"
     decoder: dict[str, Any] = field(default_factory=dict)
+    finetuning_encoder: dict[str, Any] = field(default_factory=dict)
     frozen_share: float = 0.0
     checkpoint: str | None = None
     checkpoint_every: int = 0
@@ -147,7 +149,7 @@ class Stages:
             clip_norm=10.0,
             checkpoint_every=self.checkpoint_every,
             loader_workers=self.loader_workers,
-            **(accelerator | self.trainer | settings),
+            **{**accelerator, **self.trainer, **settings},
         )
 
     def _new(
@@ -247,12 +249,11 @@ class Stages:
         stage = self.finetuning
         torch.manual_seed(seed)
         kind = AVForCTC if self.head == "ctc" else AVForSpeechSeq2Seq
-        model = kind(
-            RecognizerConfig(len(data.tokenizer), encoder=encoder.encoder_config, **self.decoder)
-        )
+        sizes = replace(encoder.encoder_config, **self.finetuning_encoder)
+        model = kind(RecognizerConfig(len(data.tokenizer), encoder=sizes, **self.decoder))
         model.load_encoder(encoder)
         batches = LabelledBatches(
-            data.train,
+            data.finetuning,
             data.tokenizer,
             finetuning_mixer(data),
             data.occluders("train")["object"],
