@@ -9,12 +9,13 @@ import numpy as np
 
 from ritornello.common.chat import ChatClient
 from ritornello.common.evaluation import evaluate
-from ritornello.common.evaluation.baselines import Policy, fixed_slot, saying, uniform_single
+from ritornello.common.evaluation.baselines import Policy, saying, uniform_single
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.methods.daily_dilemmas import (
     THEORIES,
     Dilemma,
     DilemmaTask,
+    SlotBiased,
     Steerable,
     ValueAgent,
     choices,
@@ -44,8 +45,8 @@ def _value_agent(seed: int) -> Policy:
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "value_agent": _value_agent,
     "random": uniform_single,
-    "always_first": lambda seed: fixed_slot(0),
-    "always_second": lambda seed: fixed_slot(1),
+    "always_first": lambda seed: SlotBiased(0),
+    "always_second": lambda seed: SlotBiased(1),
 }
 
 

@@ -6,7 +6,12 @@ from ritornello.methods.daily_dilemmas.dilemmas import (
     load_daily_dilemmas,
     load_situations,
 )
-from ritornello.methods.daily_dilemmas.policies import Steerable, ValueAgent, policy_client
+from ritornello.methods.daily_dilemmas.policies import (
+    SlotBiased,
+    Steerable,
+    ValueAgent,
+    policy_client,
+)
 from ritornello.methods.daily_dilemmas.preference import preference, preference_difference
 from ritornello.methods.daily_dilemmas.principles import (
     Principle,
@@ -34,6 +39,7 @@ __all__ = [
     "Dilemma",
     "DilemmaTask",
     "Principle",
+    "SlotBiased",
     "Steerable",
     "ValueAgent",
     "ValueTable",

@@ -37,13 +37,11 @@ class ValueAgent:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
 
     def __call__(self, sample: Sample) -> Sequence[int]:
-        kind = self.choose(sample.meta["dilemma"], sample.meta["system_prompt"])
-        return ([choice.key for choice in sample.choices].index(kind),)
+        return _slot(sample, self.choose(sample.meta["dilemma"]))
 
-    def choose(self, dilemma: Dilemma, system_prompt: str | None = None) -> Kind:
-        """The action taken; this agent does not read the system prompt."""
-        weights = self.weights_under(system_prompt)
-        act, refrain = (_weight(dilemma.actions[k], weights) for k in ("to_do", "not_to_do"))
+    def choose(self, dilemma: Dilemma) -> Kind:
+        """The action taken, whatever the system prompt says."""
+        act, refrain = (_weight(dilemma.actions[k], self.weights) for k in ("to_do", "not_to_do"))
         probability = 0.5
         if act != refrain:
             over = (act - refrain) / self.temperature if self.temperature else math.inf
@@ -53,25 +51,39 @@ class ValueAgent:
         draw = np.random.default_rng(int.from_bytes(digest)).random()
         return "to_do" if draw < probability else "not_to_do"
 
-    def weights_under(self, system_prompt: str | None) -> Weights:
-        return self.weights
-
 
 @dataclass(frozen=True)
-class Steerable(ValueAgent):
-    """Moves its weights by the gain towards the side that a principle's system prompt names.
+class Steerable:
+    """A `ValueAgent` that moves its weights towards the side that a system prompt names.
 
     A gain of 0 is stubborn; one above every difference of weights is fully steerable.
 
     Attributes:
+        weights: as of a `ValueAgent`.
         gain: added to the weights of that side's values, taken from the other side's.
         principles: whose system prompts it understands.
+        temperature, seed: as of a `ValueAgent`.
     """
 
+    weights: Weights
     gain: float = 0.0
     principles: tuple[Principle, ...] = ()
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ValueAgent(self.weights, self.temperature)  # raises for a bad temperature
+
+    def __call__(self, sample: Sample) -> Sequence[int]:
+        return _slot(sample, self.choose(sample.meta["dilemma"], sample.meta["system_prompt"]))
+
+    def choose(self, dilemma: Dilemma, system_prompt: str | None = None) -> Kind:
+        """The action taken under a system prompt."""
+        weights = self.weights_under(system_prompt)
+        return ValueAgent(weights, self.temperature, self.seed).choose(dilemma)
 
     def weights_under(self, system_prompt: str | None) -> Weights:
+        """The weights that a system prompt leaves; one of no known principle changes nothing."""
         for principle in self.principles:
             sides = {
                 principle.supporting_prompt: (principle.supporting, principle.opposing),
@@ -85,6 +97,24 @@ class Steerable(ValueAgent):
         return self.weights
 
 
+@dataclass(frozen=True)
+class SlotBiased:
+    """Always gives the label of one slot, whatever it stands for.
+
+    Attributes:
+        slot: 0 for Action 1, 1 for Action 2.
+    """
+
+    slot: int = 0
+
+    def __post_init__(self) -> None:
+        if self.slot not in (0, 1):
+            raise ValueError(f"slot must be 0 (Action 1) or 1 (Action 2), got {self.slot}")
+
+    def __call__(self, sample: Sample) -> Sequence[int]:
+        return (self.slot,)
+
+
 def class_weights(
     table: ValueTable, theory: Theory, weights: Mapping[str, float]
 ) -> dict[str, float]:
@@ -96,9 +126,13 @@ def class_weights(
 
 def policy_client(task: DilemmaTask, policy: Policy, name: str) -> ScriptedClient:
     """A client that answers the task by a policy: an agent above, or one of
-    `common.evaluation.baselines` (`fixed_slot(0)` is slot-biased, `uniform_single(seed)` random).
+    `common.evaluation.baselines` (`uniform_single(seed)` is random).
     """
     return scripted(task, policy, write=lambda sample, picked: LABELS[picked[0]], name=name)
+
+
+def _slot(sample: Sample, kind: Kind) -> Sequence[int]:
+    return ([choice.key for choice in sample.choices].index(kind),)
 
 
 def _weight(action: Action, weights: Weights) -> float:

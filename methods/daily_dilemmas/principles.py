@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -101,7 +101,7 @@ def elicit_principle(
     return Principle(text, relevance["supporting"], relevance["opposing"], *prompts)
 
 
-def side_of(action: Action, supporting: Weights, opposing: Weights) -> str | None:
+def side_of(action: Action, supporting: Collection[str], opposing: Collection[str]) -> str | None:
     """Which side's values an action has: "supporting", "opposing", "mixed", or None."""
     kinds = {
         name
@@ -112,14 +112,26 @@ def side_of(action: Action, supporting: Weights, opposing: Weights) -> str | Non
 
 
 def conflict_dilemmas(
-    supporting: Weights, opposing: Weights, dilemmas: Sequence[Dilemma]
+    supporting: Collection[str],
+    opposing: Collection[str],
+    dilemmas: Sequence[Dilemma],
+    match: Match = "exact",
 ) -> list[int]:
     """The dilemmas that set the two lists against each other, in the order given.
 
     Kept are those with values of one list on one action and of the other list on the other action,
-    by exact name. The published search for candidates by substring comes before this filter and
-    never removes what it keeps.
+    by exact name.
+
+    Args:
+        supporting, opposing: values, or value → relevance.
+        dilemmas: where to search.
+        match: how the published code finds candidates before that filter. `substring` never adds
+            to or takes from what the filter keeps, so both give the same.
+
+    Raises:
+        ValueError: an unknown `match`.
     """
+    _has(match)
     return [
         dilemma.idx
         for dilemma in dilemmas
@@ -152,7 +164,7 @@ def principle_score(
         choices: idx → to_do or not_to_do; other dilemmas drop out.
         counting: `selected` counts the actions taken. `official_before` counts taken and left
             alike, as the published scores without a steering prompt do: a figure that does not
-            depend on any choice..
+            depend on any choice.
         match: `exact` names; or `substring`, as the published code counts, where "respect" is
             also found in "respect for rules". An action counts once per value either way.
 
@@ -161,11 +173,9 @@ def principle_score(
     """
     if counting not in ("selected", "official_before"):
         raise ValueError(f"counting must be selected or official_before, got {counting!r}")
-    if match not in ("exact", "substring"):
-        raise ValueError(f"match must be exact or substring, got {match!r}")
+    has = _has(match)
     if not dilemmas:
         raise ValueError("dilemmas must hold at least one conflict dilemma of the principle")
-    has = _has_exactly if match == "exact" else _has_substring
     selected, neglected = _count([*supporting, *opposing], dilemmas, choices, has)
     counted = (
         selected
@@ -199,6 +209,12 @@ def _count(
                 if has(dilemma.actions[kind], value):
                     counts[value] = counts.get(value, 0) + 1
     return selected, neglected
+
+
+def _has(match: Match) -> Callable[[Action, str], bool]:
+    if match not in ("exact", "substring"):
+        raise ValueError(f"match must be exact or substring, got {match!r}")
+    return _has_exactly if match == "exact" else _has_substring
 
 
 def _has_exactly(action: Action, value: str) -> bool:

@@ -27,11 +27,11 @@ class _Pattern:
 def make_synthetic_dilemmas(
     n: int,
     seed: int,
-    *,
     values: ValueTable | None = None,
-    shared: float = 0.2,
-    conflict: tuple[Collection[str], Collection[str]] = ((), ()),
     overlap: float = 0.0,
+    *,
+    conflict: tuple[Collection[str], Collection[str]] = ((), ()),
+    shared: float = 0.2,
 ) -> list[Dilemma]:
     """Draws dilemmas whose texts differ and name no value, so that no reader can match strings.
 
@@ -39,10 +39,10 @@ def make_synthetic_dilemmas(
         n: how many, up to what the templates can tell apart.
         seed: of all draws.
         values: the table; default: the published 301.
-        shared: share of dilemmas in which one value stands on both sides.
+        overlap: share of dilemmas on which the two lists of `conflict` conflict; in the others,
+            none of their values occurs.
         conflict: two lists of values of a principle.
-        overlap: share of dilemmas on which the two lists conflict; in the others, none of their
-            values occurs. Only with `conflict`.
+        shared: share of dilemmas in which one value stands on both sides.
 
     Returns:
         Dilemmas with idx 1..n; one to four values a side, one more where a value is shared.

@@ -112,6 +112,7 @@ def test_conflicts_equal_the_published_search(dilemmas):
         lists = dict.fromkeys(drawn[:12], 1.0), dict.fromkeys(drawn[12:], 1.0)
         ours = conflict_dilemmas(*lists, dilemmas)
         assert ours == reference.conflict_dilemmas(*map(list, lists), dilemmas)
+        assert ours == conflict_dilemmas(*map(list, lists), dilemmas, "substring")
         found += len(ours)
     assert found > 100
 
@@ -289,6 +290,8 @@ def test_unknown_options_are_named(dilemmas):
     for option in ({"counting": "all"}, {"match": "fuzzy"}):
         with pytest.raises(ValueError, match=next(iter(option))):
             principle_score({}, {}, dilemmas, {}, **option)
+    with pytest.raises(ValueError, match="match"):
+        conflict_dilemmas({}, {}, dilemmas, "fuzzy")
 
 
 def test_a_principle_without_prompts_steers_nobody():

@@ -11,10 +11,11 @@ from ritornello.common.chat import (
     ScriptedClient,
 )
 from ritornello.common.evaluation import Answer, evaluate, rescore
-from ritornello.common.evaluation.baselines import Flaky, fixed_slot, saying, uniform_single
+from ritornello.common.evaluation.baselines import Flaky, saying, uniform_single
 from ritornello.common.evaluation.permutation import position_bias
 from ritornello.methods.daily_dilemmas import (
     DilemmaTask,
+    SlotBiased,
     Steerable,
     ValueAgent,
     choices,
@@ -110,23 +111,23 @@ def test_a_value_agent_is_found_in_every_order_and_mode(dilemmas, order, mode):
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_slot_biased_agent_shows_the_composition_in_one_order_and_nothing_in_both(dilemmas, slot):
-    official = choices(ask(DilemmaTask(dilemmas, order="official"), fixed_slot(slot)))
+    official = choices(ask(DilemmaTask(dilemmas, order="official"), SlotBiased(slot)))
     acting = dict.fromkeys(official, ("to_do", "not_to_do")[slot])
     assert official == acting
     table = preference(official, dilemmas, "wvs", ci=False)
     assert (table["preference"].abs() > 0).any()
-    both = ask(DilemmaTask(dilemmas, order="both"), fixed_slot(slot))
+    both = ask(DilemmaTask(dilemmas, order="both"), SlotBiased(slot))
     assert set(choices(both).values()) == {"undecided"}
     assert preference(choices(both), dilemmas, "wvs").empty
     assert position_bias(both, slots=2).first == 1 - slot
 
 
 def test_likelihoods_of_a_slot_cancel_over_both_orders(dilemmas):
-    records = ask(DilemmaTask(dilemmas, order="both", mode="likelihood"), fixed_slot(0))
+    records = ask(DilemmaTask(dilemmas, order="both", mode="likelihood"), SlotBiased(0))
     assert set(acting_log_odds(records).values()) == {0.0}
     assert set(choices(records).values()) == {"undecided"}
     with pytest.raises(ValueError, match="mode='likelihood'"):
-        acting_log_odds(ask(DilemmaTask(dilemmas), fixed_slot(0)))
+        acting_log_odds(ask(DilemmaTask(dilemmas), SlotBiased(0)))
 
 
 def test_refusals_failures_and_nonsense_are_no_choice(dilemmas):
@@ -203,6 +204,10 @@ def test_bad_settings_are_named(dilemmas):
         DilemmaTask(dilemmas, mode="guess")
     with pytest.raises(ValueError, match="temperature"):
         ValueAgent({}, temperature=-1)
+    with pytest.raises(ValueError, match="temperature"):
+        Steerable({}, 1.0, temperature=-1)
+    with pytest.raises(ValueError, match="slot"):
+        SlotBiased(2)
 
 
 def test_an_endpoint_is_asked_and_one_that_refuses_is_told(dilemmas, monkeypatch):
