@@ -69,8 +69,12 @@ class SMoERouter(nn.Module):
     ) -> RoutingState:
         """Routes each token by itself; `previous` and `token_mask` have no influence."""
         logits = self.projection(tokens)
-        indices, scores = select_experts(logits, self.top_k)
-        return RoutingState(indices, scores, logits)
+        return RoutingState(*self._select(logits), logits)
+
+    def _select(
+        self, logits: Float[Tensor, "... experts"]
+    ) -> tuple[Int[Tensor, "... k"], Float[Tensor, "... k"]]:
+        return select_experts(logits, self.top_k)
 
 
 class SwitchTop1Router(SMoERouter):
@@ -79,17 +83,12 @@ class SwitchTop1Router(SMoERouter):
     def __init__(self, d_model: int, num_experts: int, *, bias: bool = False) -> None:
         super().__init__(d_model, num_experts, 1, bias=bias)
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "... d"],
-        previous: RoutingState | None = None,
-        token_mask: Tensor | None = None,
-    ) -> RoutingState:
-        """Routes each token to its best expert; the score keeps the gate trainable."""
-        logits = self.projection(tokens)
-        # The softmax is taken in fp32: Switch's "selective precision".
+    def _select(
+        self, logits: Float[Tensor, "... experts"]
+    ) -> tuple[Int[Tensor, "... 1"], Float[Tensor, "... 1"]]:
+        # The score keeps the gate trainable; softmax in fp32: Switch's "selective precision".
         scores, indices = logits.float().softmax(dim=-1).max(dim=-1, keepdim=True)
-        return RoutingState(indices, scores.to(tokens.dtype), logits)
+        return indices, scores.to(logits.dtype)
 
 
 class EmbeddingRouter(nn.Module):
@@ -187,11 +186,5 @@ class XMoERouter(EmbeddingRouter):
         super().__init__(reduced_dim, num_experts, top_k, embedding_norm=embedding_norm)
         self.reduction = nn.Linear(d_model, reduced_dim, bias=False)
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "... d"],
-        previous: RoutingState | None = None,
-        token_mask: Tensor | None = None,
-    ) -> RoutingState:
-        """Routes each token by itself; `previous` and `token_mask` have no influence."""
-        return super().forward(self.reduction(tokens))
+    def _logits(self, tokens: Float[Tensor, "... d"]) -> Float[Tensor, "... experts"]:
+        return super()._logits(self.reduction(tokens))

@@ -44,7 +44,9 @@ class Vocabulary(NamedTuple):
     def encode(self, text: str) -> Int[Tensor, "tokens"]:
         """Token numbers; unknown words become `<unk>`, ends of lines `<eos>`."""
         if self.words is None:
-            return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
+            return torch.frombuffer(
+                bytearray(text.encode(errors="surrogateescape")), dtype=torch.uint8
+            ).long()
         words = [w for line in text.split("\n") for w in (*line.split(), END_OF_LINE)]
         return torch.tensor([self.words.get(word, 0) for word in words])
 
@@ -83,6 +85,22 @@ def wikitext103(path: str | None = None) -> Corpus:
             for split in ("train", "test")
         )
     )
+
+
+def enwik8(path: str) -> Corpus:
+    """EnWik-8's first 90 and last 5 million bytes, the field's split.
+
+    Args:
+        path: the file `enwik8` of the Hutter prize, unpacked.
+    """
+    from pathlib import Path
+
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"path={path} must be the file enwik8 (from mattmahoney.net/dc/enwik8.zip)")
+    data = file.read_bytes()
+    train, test = data[: len(data) * 90 // 100], data[len(data) * 95 // 100 :]
+    return Corpus(*(part.decode("utf-8", errors="surrogateescape") for part in (train, test)))
 
 
 def streams(tokens: Int[Tensor, "tokens"], count: int) -> Int[Tensor, "count length"]:

@@ -18,15 +18,19 @@ def figures(results: Results) -> Iterator[Figure]:
         yield _errors(results)
         yield _confusion(results)
         yield _tokens(results)
-    for part in sorted(parts & {"regression", "language_model", "vision"}):
+    for part in sorted(parts - {"identification", "cost"}):
         yield _curves(results, part)
         yield _routing(results, part)
-        if part != "vision":
+        if not results.select(part, "perplexity").empty:
+            yield _perplexity(results, part)
+        if results.select(part, "accuracy").empty:
             yield _loads(results, part)
-    if "language_model" in parts:
-        yield _perplexity(results)
-    if "vision" in parts:
-        yield _attacks(results)
+        else:
+            yield _attacks(results, part)
+
+
+def _name(part: str) -> str:
+    return part.replace("_", " ").capitalize()
 
 
 def _arms(rows: pd.DataFrame) -> list[str]:
@@ -130,7 +134,7 @@ def _curves(results: Results, part: str) -> Figure:
     figure, axes = new_figure()
     _lines(axes, results.select(part, "train_loss"), "step")
     axes.set_ylabel("training loss")
-    caption = f"Training loss of {part.replace('_', ' ')}, mean over seeds; bands span seeds."
+    caption = f"{_name(part)}: training loss, mean over seeds; bands span seeds."
     return Figure(f"{part}_training_curves", caption, figure)
 
 
@@ -164,20 +168,20 @@ def _loads(results: Results, part: str) -> Figure:
     return Figure(f"{part}_load", caption, figure)
 
 
-def _perplexity(results: Results) -> Figure:
+def _perplexity(results: Results, part: str) -> Figure:
     figure, axes = new_figure(columns=2, width=3.6)
-    _bars(axes[0], results.select("language_model", "perplexity"), "test perplexity")
-    attacked = results.select("language_model", "attacked_perplexity")
+    _bars(axes[0], results.select(part, "perplexity"), "test perplexity")
+    attacked = results.select(part, "attacked_perplexity")
     _bars(axes[1], attacked, "after word swaps")
     for panel in axes:
         low = min(bar.get_height() for bar in panel.patches)
         panel.set_ylim(bottom=0.9 * low)
-    caption = "Language models: test perplexity, clean and attacked (axes do not start at 0)."
-    return Figure("language_model_perplexity", caption, figure)
+    caption = f"{_name(part)}: test perplexity, clean and attacked (axes do not start at 0)."
+    return Figure(f"{part}_perplexity", caption, figure)
 
 
-def _attacks(results: Results) -> Figure:
-    rows = results.select("vision", "accuracy")
+def _attacks(results: Results, part: str) -> Figure:
+    rows = results.select(part, "accuracy")
     attacks = list(dict.fromkeys(rows["attack"]))
     figure, axes = new_figure()
     arms = _arms(rows)
@@ -187,7 +191,8 @@ def _attacks(results: Results) -> Figure:
         ]
         places = np.arange(len(attacks)) + (number - (len(arms) - 1) / 2) * 0.8 / len(arms)
         axes.bar(places, means, width=0.8 / len(arms), label=arm)
-    axes.set_xticks(range(len(attacks)), attacks)
+    axes.set_xticks(range(len(attacks)), attacks, rotation=20)
     axes.set_ylabel("accuracy")
     axes.legend()
-    return Figure("vision_attacks", "Accuracy on clean and attacked test images.", figure)
+    caption = f"{_name(part)}: accuracy on clean, attacked and shifted test images."
+    return Figure(f"{part}_attacks", caption, figure)

@@ -209,5 +209,8 @@ class LanguageModel(Experiment):
                     s.indices[..., 0].flatten() for s in (states[number - 2], state)
                 )
                 yield Measurement("stability", stability(previous, current), coordinates=place)
+            if state.weights is not None:
+                spread = float(state.weights.std())
+                yield Measurement("weight_spread", spread, coordinates=place)
         loads = torch.stack([load(s.indices, self.num_experts) for s in states])
         np.savez_compressed(context.artifacts / "routing.npz", load=loads.cpu().numpy())

@@ -206,6 +206,9 @@ class Regression(Experiment):
             if number > 1:
                 flips = stability(states[number - 2].indices[:, 0], first)
                 yield Measurement("stability", flips, coordinates=place)
+            if state.weights is not None:  # how far the gate is from one without weights
+                spread = float(state.weights.std())
+                yield Measurement("weight_spread", spread, coordinates=place)
         last = states[-1].indices[:, 0]
         shown = slice(0, 600)
         np.savez_compressed(

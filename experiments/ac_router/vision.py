@@ -1,77 +1,28 @@
 """Image classifiers with MoE blocks, on clean and on attacked images."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from ritornello.common.errors import UserError
 from ritornello.common.moe.statistics import load_entropy
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.experiments.ac_router.images import Images
 from ritornello.experiments.ac_router.regression import curve
-from ritornello.experiments.ac_router.routers import Routers
+from ritornello.experiments.ac_router.routers import RouterFactory, Routers
 from ritornello.methods.ac_router.attacks import fgsm, pgd, spsa
-from ritornello.methods.ac_router.vision import MoEClassifier
+from ritornello.methods.ac_router.vision import MoEClassifier, soft_moe_vit
 
 
-class Images(Protocol):
-    """A labelled image set with random access; pixels in [0, 1]."""
-
-    def __len__(self) -> int:
-        """Number of images."""
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (b, c, h, w) and labels (b,)."""
-
-
-class Digits:
-    """scikit-learn's 8×8 digits, enlarged to 16×16; every fifth image is test data."""
-
-    def __init__(self, train: bool) -> None:
-        from sklearn.datasets import load_digits
-
-        data = load_digits()
-        chosen = (torch.arange(len(data.target)) % 5 > 0) == train
-        images = torch.from_numpy(data.images).float()[chosen].unsqueeze(1) / 16
-        self.images = functional.interpolate(images, size=16, mode="bilinear").clamp(0, 1)
-        self.labels = torch.from_numpy(data.target)[chosen]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (b, 1, 16, 16) and labels (b,)."""
-        return self.images[indices], self.labels[indices]
-
-
-class ImageFolders:
-    """`<root>/<split>/<class>/*` through timm's augmentation (training) or centre crop."""
-
-    def __init__(self, train: bool, root: str, size: int = 224) -> None:
-        from pathlib import Path
-
-        from timm.data import create_transform
-        from torchvision.datasets import ImageFolder
-
-        folder = Path(root).expanduser() / ("train" if train else "val")
-        if not folder.is_dir():
-            raise UserError(f"images.root={root} must hold folders train and val, one per class")
-        none = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        augmentation = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25} if train else {}
-        transform = create_transform(size, is_training=train, **augmentation, **none)
-        self.folder = ImageFolder(str(folder), transform)
-
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (b, 3, size, size) and labels (b,)."""
-        pairs = [self.folder[int(i)] for i in indices]
-        return torch.stack([image for image, _ in pairs]), torch.tensor([y for _, y in pairs])
+def soft_moe(
+    gate: RouterFactory, adaptive_gate: RouterFactory | None, **sizes: Any
+) -> MoEClassifier:
+    """A SoftMoE ViT for an arm of routers: adaptive if the arm is; it has no gates of its own."""
+    return soft_moe_vit(adaptive=adaptive_gate is not None, **sizes)
 
 
 @dataclass
@@ -89,13 +40,18 @@ class Vision(Experiment):
         eps: radius of all attacks, in pixel units of [0, 1].
         attack_steps: of PGD and SPSA.
         spsa_samples: pairs of evaluations per SPSA step.
-        test_images: how many test images are attacked; None takes all.
+        shifted: further test sets by name, `_partial_` nodes; scored among their own classes.
+        outliers: test sets of classes that the training set lacks, told from test images by the
+            model's confidence (average precision of the outliers), `_partial_` nodes.
+        test_images: how many images of a test set are used; None takes all.
         eval_batch_size: images evaluated at a time (batch statistics depend on it).
         checkpoint_every, device, precision, clip_norm, loader_workers: of the training run.
     """
 
     model: Callable[..., MoEClassifier]
     images: Callable[[bool], Images]
+    shifted: dict[str, Callable[[], Images]] = field(default_factory=dict)
+    outliers: dict[str, Callable[[], Images]] = field(default_factory=dict)
     steps: int = 100
     batch_size: int = 64
     learning_rate: float = 1e-3
@@ -119,9 +75,15 @@ class Vision(Experiment):
         """Training and test images."""
         return self.images(True), self.images(False)
 
+    @cached_property
+    def others(self) -> dict[str, Images]:
+        """The shifted and the outlier sets by name."""
+        return {name: make() for name, make in {**self.shifted, **self.outliers}.items()}
+
     def prepare(self) -> None:
         """Finds the images."""
-        len(self.data[0])
+        for images in (*self.data, *self.others.values()):
+            len(images)
 
     def measure(self, arm: Routers, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Trains with the arm's routers; yields clean accuracy and accuracy under each attack."""
@@ -160,7 +122,9 @@ class Vision(Experiment):
             loader_workers=self.loader_workers,
         ).losses
         yield from curve(losses, context)
-        yield from self._evaluate(model.to(device).eval(), test, device)
+        model = model.to(device).eval()
+        yield from self._evaluate(model, test, device)
+        yield from self._elsewhere(model, test, device)
 
     def _loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         logits = model(batch[0])
@@ -170,7 +134,7 @@ class Vision(Experiment):
     def _evaluate(
         self, model: MoEClassifier, test: Images, device: torch.device
     ) -> Iterator[Measurement]:
-        count = len(test) if self.test_images is None else min(self.test_images, len(test))
+        count = self._count(test)
         right: dict[str, list[float]] = {"clean": [], "fgsm": [], "pgd": [], "spsa": []}
         generator = Generator().manual_seed(0)
         for begin in range(0, count, self.eval_batch_size):
@@ -209,3 +173,45 @@ class Vision(Experiment):
             experts = state.logits.shape[-1]
             entropy = float(load_entropy(state.indices, experts))
             yield Measurement("load_entropy", entropy, coordinates={"layer": number})
+
+    @torch.no_grad()
+    def _confidences(
+        self, model: nn.Module, images: Images, classes: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Per batch: probabilities over `classes`, and the labels as numbers in `classes`."""
+        device = classes.device
+        for indices in torch.arange(self._count(images)).split(self.eval_batch_size):
+            pictures, labels = images.batch(indices)
+            yield model(pictures.to(device))[:, classes].softmax(1), labels
+
+    def _count(self, images: Images) -> int:
+        return len(images) if self.test_images is None else min(self.test_images, len(images))
+
+    def _elsewhere(
+        self, model: nn.Module, test: Images, device: torch.device
+    ) -> Iterator[Measurement]:
+        """Accuracy on shifted sets; how well low confidence tells outliers from test images."""
+        number = {name: i for i, name in enumerate(self.data[0].class_names)}
+        for name in self.shifted:
+            images = self.others[name]
+            classes = torch.tensor([number[c] for c in images.class_names], device=device)
+            right = [
+                hit
+                for chances, labels in self._confidences(model, images, classes)
+                for hit in (chances.argmax(1).cpu() == labels).float().tolist()
+            ]
+            accuracy = sum(right) / len(right)
+            place = {"attack": name}
+            yield Measurement("accuracy", accuracy, samples=right, coordinates=place)
+        for name in self.outliers:
+            from sklearn.metrics import average_precision_score
+
+            every = torch.arange(len(number), device=device)
+            doubts = [
+                [1 - float(c) for chances, _ in self._confidences(model, images, every)
+                 for c in chances.amax(1)]
+                for images in (test, self.others[name])
+            ]  # fmt: skip
+            truth = [0] * len(doubts[0]) + [1] * len(doubts[1])
+            value = float(average_precision_score(truth, doubts[0] + doubts[1]))
+            yield Measurement("outlier_precision", value, coordinates={"attack": name})

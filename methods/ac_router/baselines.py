@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ritornello.common.moe import EmbeddingRouter, SMoERouter
+from ritornello.methods.ac_router.router import ACRouter
 
 
 class StableMoERouter(EmbeddingRouter):
@@ -59,3 +60,8 @@ class SMoEDropoutRouter(SMoERouter):
     def set_extra_state(self, state: Tensor) -> None:
         """Restores the current k."""
         self.top_k = int(state)
+
+
+def adaptive_smoe(d_model: int, num_experts: int, top_k: int = 2, *, bias: bool = True) -> ACRouter:
+    """The adaptive weights before the plain gate: what they do without unit-norm embeddings."""
+    return ACRouter(d_model, num_experts, gate=SMoERouter(d_model, num_experts, top_k, bias=bias))

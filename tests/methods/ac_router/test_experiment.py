@@ -3,15 +3,19 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ritornello.common.moe import SMoERouter
 from ritornello.common.runs import Cell, CellContext, UserError
-from ritornello.experiments.ac_router.corpus import Corpus, Vocabulary, streams, wikitext103
+from ritornello.experiments.ac_router.corpus import Corpus, Vocabulary, enwik8, streams, wikitext103
+from ritornello.experiments.ac_router.images import Digits, ImageFolders
 from ritornello.experiments.ac_router.language import LanguageModel
 from ritornello.experiments.ac_router.regression import ClusterTask, Regression
 from ritornello.experiments.ac_router.routers import Routers
+from ritornello.experiments.ac_router.vision import Vision
 from ritornello.methods.ac_router import ACRouter
 from ritornello.methods.ac_router.baselines import SMoEDropoutRouter
 
@@ -121,3 +125,65 @@ def test_missing_texts_are_named(tmp_path):
         wikitext103(str(tmp_path))
     with pytest.raises(UserError, match="too few for 4 streams"):
         streams(torch.arange(5), 4)
+
+
+def test_enwik8_is_cut_as_the_field_does_byte_for_byte(tmp_path):
+    data = bytes(range(256)) * 40
+    (tmp_path / "enwik8").write_bytes(data)
+    corpus = enwik8(str(tmp_path / "enwik8"))
+    train, test = (Vocabulary(None).encode(text) for text in corpus)
+    assert bytes(train.tolist()) == data[: len(data) * 9 // 10]
+    assert bytes(test.tolist()) == data[len(data) * 95 // 100 :]
+    with pytest.raises(UserError, match="must be the file enwik8"):
+        enwik8(str(tmp_path / "absent"))
+
+
+def test_folders_of_several_corruptions_are_one_set(tmp_path):
+    for number, leaf in enumerate(("fog/1", "fog/2", "snow/1")):
+        for name in ("n01", "n02"):
+            folder = tmp_path / leaf / name
+            folder.mkdir(parents=True)
+            pixels = np.full((16, 16, 3), 10 * number + int(name[-1]), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "image.png")
+    together = ImageFolders(root=str(tmp_path), size=16, pattern="*/*")
+    images, labels = together.batch(torch.arange(len(together)))
+    assert (images[:, 0, 0, 0] * 255).round().tolist() == [1, 2, 11, 12, 21, 22]
+    assert labels.tolist() == [0, 1] * 3
+    alone = ImageFolders(root=str(tmp_path / "fog" / "1"), size=16, pattern=None)
+    assert alone.class_names == ["n01", "n02"]
+    assert len(alone) == 2
+    with pytest.raises(UserError, match="val/<class>"):
+        ImageFolders(root=str(tmp_path))
+
+
+def test_digits_of_some_classes_are_numbered_among_those():
+    fewer = Digits(classes=(3, 8))
+    assert fewer.class_names == ["3", "8"]
+    assert set(fewer.labels.tolist()) == {0, 1}
+    assert len(fewer) < len(Digits()) < len(Digits(train=True))
+    pixels, _ = Digits(noise=0.3).batch(torch.arange(4))
+    assert not torch.equal(pixels, Digits().batch(torch.arange(4))[0])
+
+
+def test_accuracy_elsewhere_is_among_the_set_s_classes_and_doubt_ranks_the_outliers():
+    class AlwaysThree(torch.nn.Module):
+        def forward(self, images):
+            logits = torch.zeros(len(images), 10)
+            logits[:, 3] = 5 * images.flatten(1).mean(1)  # less sure of dark images
+            return logits
+
+    class Dark(Digits):
+        def batch(self, indices):
+            images, labels = super().batch(indices)
+            return images / 10, labels
+
+    part = Vision(
+        model=None, images=Digits, shifted={"few": partial(Digits, classes=(3, 8))},
+        outliers={"same": Digits, "dark": Dark}, eval_batch_size=50,
+    )  # fmt: skip
+    few = Digits(classes=(3, 8))
+    found = list(part._elsewhere(AlwaysThree(), part.data[1], torch.device("cpu")))
+    assert found[0].value == pytest.approx(float((few.labels == 0).float().mean()))
+    assert len(found[0].samples) == len(few)
+    assert found[1].value == pytest.approx(0.5, abs=0.01)  # outliers like the test images
+    assert found[2].value == pytest.approx(1)
