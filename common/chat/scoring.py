@@ -40,14 +40,13 @@ def score_requests(
         batch = ordered[start : start + size]
         start += size
         fresh = model.prefill([request.prompt_ids for request in batch], prefix)
-        first = torch.log_softmax(fresh.logits.float(), dim=-1)
-        yield from _score_batch(model, batch, fresh.cache, first)
+        yield from _score_batch(model, batch, fresh.cache, fresh.logits)
 
 
 def _score_batch(
     model: BatchModel, batch: Sequence[ScoreRequest], cache: RowCache, first: Tensor
 ) -> Iterator[tuple[int, ContinuationScores]]:
-    """Scores of prompts that lie in `cache`; `first` (R, V) predicts the token after each."""
+    """Scores of prompts that lie in `cache`; the logits `first` (R, V) predict what follows."""
     options = [(place, ids) for place, request in enumerate(batch) for ids in request.continuations]
     results: list[list[tuple[tuple[float, ...], bool]]] = [[] for _ in batch]
     longest = max(len(ids) for _, ids in options)
@@ -78,17 +77,26 @@ def _score_options(
     for row, ids in enumerate(options):
         targets[row, : len(ids)] = torch.tensor(ids)
     targets = targets.to(model.device)
-    logprobs = first[places][:, None]
+    scored = [_token_scores(first[places][:, None], targets[:, :1])]
     if width > 1:
         inputs = targets[:, :-1]
         rest = _continue(model, inputs, prompt_lengths, cache.select(places))
-        logprobs = torch.cat([logprobs, torch.log_softmax(rest.float(), dim=-1)], dim=1)
-    chosen = logprobs.gather(2, targets[..., None]).squeeze(2).tolist()
-    greedy = (logprobs.argmax(-1) == targets).tolist()
+        scored.append(_token_scores(rest, targets[:, 1:]))
+    chosen, greedy = (torch.cat(parts, dim=1).tolist() for parts in zip(*scored, strict=True))
     return [
         (tuple(chosen[row][: len(ids)]), all(greedy[row][: len(ids)]))
         for row, ids in enumerate(options)
     ]
+
+
+def _token_scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability (R, T) of each target under logits (R, T, V), and whether it is the argmax.
+
+    Row by row: a second tensor as large as the logits is never held.
+    """
+    total = torch.stack([row.float().logsumexp(-1) for row in logits])
+    chosen = logits.gather(2, targets[..., None]).squeeze(2).float() - total
+    return chosen, logits.argmax(-1) == targets
 
 
 def _continue(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -107,23 +108,38 @@ def train_toy_model(
     Args:
         loss_on: "all" tokens, or the "assistant" turn alone, as in supervised fine-tuning.
         steps: optimiser steps (AdamW, one cycle).
+        batch_size: conversations drawn per step; equal ones are computed once and count as often.
     """
     if loss_on not in ("all", "assistant"):
         raise ValueError(f"loss_on must be 'all' or 'assistant', got {loss_on!r}")
     model = build_toy_model(tokenizer, width=width, seed=seed)
     ids, labels = _conversations(world, tokenizer, loss_on)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
     rng = np.random.default_rng([seed, 1])
     model.train()
     for _ in range(steps):
-        rows = rng.choice(len(world.queries), batch_size, p=world.probabilities)
-        loss = model(input_ids=ids[rows], labels=labels[rows]).loss
+        drawn = rng.choice(len(world.queries), batch_size, p=world.probabilities)
+        rows, times = np.unique(drawn, return_counts=True)
+        loss = _mean_token_loss(model, ids[rows], labels[rows], torch.tensor(times))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
     return model.eval()
+
+
+def _mean_token_loss(
+    model: "PreTrainedModel", ids: torch.Tensor, labels: torch.Tensor, times: torch.Tensor
+) -> torch.Tensor:
+    """Mean loss over the labelled tokens of rows that stand `times` (rows,) times in the batch."""
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    targets = labels[:, 1:]
+    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    weights = times[:, None] * (targets != -100)
+    return (losses * weights).sum() / weights.sum()
 
 
 def _conversations(

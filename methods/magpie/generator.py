@@ -38,8 +38,8 @@ class Instruction:
     text: str
     finish_reason: str
     token_ids: tuple[int, ...] | None
-    index: int
-    natural_stop: bool
+    index: int = 0
+    natural_stop: bool = False
 
 
 class MagpieGenerator:
@@ -173,15 +173,9 @@ class MagpieGenerator:
 
     def self_test(self, n: int = 8) -> float:
         """Share of n queries that end by themselves; warns when none does (wrong template)."""
-        share = sum(i.natural_stop for i in self.instructions(n)) / n
-        if share == 0:
-            warnings.warn(
-                f"none of {n} sampled queries ended by itself: the pre-query template "
-                f"{self.parts.pre_query!r} does not look like the one {self.llm.model_id} was "
-                "trained with (a missing default system turn is the usual cause)",
-                stacklevel=2,
-            )
-        return share
+        ended = sum(query.natural_stop for query in self.instructions(n))
+        warn_if_endless(ended, n, self)
+        return ended / n
 
     def _ask_queries(self, prompts: Sequence[Prompt], numbers: Sequence[int]) -> list[Instruction]:
         numbered = [
@@ -198,6 +192,17 @@ class MagpieGenerator:
             completion.token_ids,
             index,
             natural_stop=completion.finish_reason == "stop" and ended,
+        )
+
+
+def warn_if_endless(ended: int, drawn: int, generator: MagpieGenerator) -> None:
+    """Warns where none of the drawn queries ended by itself: the template is not the model's."""
+    if ended == 0:
+        warnings.warn(
+            f"none of {drawn} sampled queries ended by itself: the pre-query template "
+            f"{generator.parts.pre_query!r} does not look like the one {generator.llm.model_id} "
+            "was trained with (a missing default system turn is the usual cause)",
+            stacklevel=3,
         )
 
 

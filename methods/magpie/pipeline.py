@@ -7,8 +7,6 @@ so that a run may end anywhere and continue with the same result.
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -18,22 +16,31 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from ritornello.common.chat import CachedClient, ChatClient, Journal, replicates
+from ritornello.common.chat import (
+    CachedClient,
+    ChatClient,
+    Journal,
+    TransformersClient,
+    replicates,
+)
+from ritornello.common.models import load_minilm, load_smollm2, load_smollm2_tokenizer
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
-from ritornello.methods.magpie.export import to_sharegpt
+from ritornello.methods.magpie.export import to_sharegpt, write_atomically, write_jsonl
 from ritornello.methods.magpie.filters import FILTERS, filter_rows, longest
-from ritornello.methods.magpie.generator import Instruction, MagpieGenerator
+from ritornello.methods.magpie.generator import Instruction, MagpieGenerator, warn_if_endless
 from ritornello.methods.magpie.preferences import Reward, build_preferences
-from ritornello.methods.magpie.sanitizer import Compat, Family, sanitize_instruction
+from ritornello.methods.magpie.sanitizer import (
+    Compat,
+    Family,
+    drop_reason,
+    sanitize_instruction,
+)
 from ritornello.methods.magpie.statistics import data_card, summarize
 from ritornello.methods.magpie.tags import TASKS, JudgeTagger, LikelihoodTagger, Task
 from ritornello.methods.magpie.templates import ChatTemplateParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-DropReason = Literal["empty", "length-truncated", "heading only", "non-text"]
-_HEADING = re.compile(r"#{1,6} [^?]*|\*\*[^*?]+\*\*:?")
 
 
 class Encoder(Protocol):
@@ -110,32 +117,42 @@ class MagpiePipeline:
 
     Args:
         config: what to make.
-        llm: the aligned model that writes queries and answers.
-        tokenizer: its tokenizer.
-        encoder: sentence embeddings for de-duplication.
+        llm: the aligned model that writes queries and answers; by default SmolLM2 from its package.
+        tokenizer: its tokenizer; given where `llm` is.
+        encoder: sentence embeddings for de-duplication; by default MiniLM from its package.
         judge: model for the tags; by default `llm`.
         reward: scores answers (`instruct_reward`); needed by filters that read it and by
             preference pairs.
         base_responder: answers of a base model, for `reward_difference`.
+
+    Raises:
+        ValueError: `llm` without `tokenizer` or the other way round, preference pairs without a
+            reward, a filter that reads what is not made, a template that cannot be split.
     """
 
     def __init__(
         self,
         config: MagpieConfig,
         *,
-        llm: ChatClient,
-        tokenizer: "PreTrainedTokenizerBase",
-        encoder: Encoder,
+        llm: ChatClient | None = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        encoder: Encoder | None = None,
         judge: ChatClient | None = None,
         reward: Reward | None = None,
         base_responder: Callable[[Sequence[str]], list[str]] | None = None,
     ) -> None:
         if config.preference_k and reward is None:
             raise ValueError("preference_k > 0 needs a reward")
+        if (llm is None) != (tokenizer is None):
+            raise ValueError("llm and tokenizer belong together: give both or neither")
+        _check_filter(config, reward is not None, base_responder is not None)
+        if llm is None or tokenizer is None:
+            tokenizer = load_smollm2_tokenizer()
+            llm = TransformersClient(load_smollm2(), tokenizer)
         self.config = config
         self._llm = llm
         self._judge = judge or llm
-        self._encoder = encoder
+        self._encoder = encoder or load_minilm()
         self._reward = reward
         self._base_responder = base_responder
         self._parts = ChatTemplateParts.from_tokenizer(tokenizer, system=config.system)
@@ -158,8 +175,9 @@ class MagpiePipeline:
         generator = self._generator(llm)
         numbered = [{"id": self.row_id(i), "index": i} for i in range(self.config.n)]
         rows = self._stage(out, "sampled", numbered, lambda chunk: self._sample(generator, chunk))
+        warn_if_endless(sum(row["natural_stop"] for row in rows), len(rows), generator)
         rows = [self._sanitise(row) for row in rows]
-        _write_jsonl(out / "raw.jsonl", rows)
+        write_jsonl(out / "raw.jsonl", rows)
         kept = [row for row in rows if row["state"] == "KEPT"]
         kept = self._stage(out, "responded", kept, lambda chunk: self._respond(generator, chunk))
         for task in self.config.tags:
@@ -210,7 +228,7 @@ class MagpiePipeline:
             if differing:
                 raise ValueError(f"{out} holds a run with another {', '.join(differing)}")
         else:
-            _write_atomically(path, json.dumps(mine, indent=1))
+            write_atomically(path, json.dumps(mine, indent=1))
 
     def _stage(
         self,
@@ -355,27 +373,29 @@ class MagpiePipeline:
     def _export(
         self, out: Path, rows: list[dict], kept: list[dict], final: list[dict], pairs: list[dict]
     ) -> dict[str, object]:
-        _write_jsonl(out / "final.jsonl", final)
-        _write_jsonl(out / "sharegpt.jsonl", to_sharegpt(final))
-        _write_jsonl(out / "preferences.jsonl", pairs)
+        write_jsonl(out / "final.jsonl", final)
+        write_jsonl(out / "sharegpt.jsonl", to_sharegpt(final))
+        write_jsonl(out / "preferences.jsonl", pairs)
         stats = summarize(rows, kept, final, pairs)
-        _write_atomically(out / "stats.json", json.dumps(stats, indent=1))
+        write_atomically(out / "stats.json", json.dumps(stats, indent=1))
         card = data_card(stats, model=self._llm.model_id, pre_query=self._parts.pre_query)
-        _write_atomically(out / "README.md", card)
+        write_atomically(out / "README.md", card)
         return stats
 
 
-def drop_reason(text: str, finish_reason: str) -> DropReason | None:
-    """Why a sanitised query is not used; None if it is."""
-    if not text:
-        return "empty"
-    if finish_reason == "length":
-        return "length-truncated"
-    if _HEADING.fullmatch(text):
-        return "heading only"
-    if not re.search(r"\w{2}", text):
-        return "non-text"
-    return None
+def _check_filter(config: MagpieConfig, reward: bool, reward_difference: bool) -> None:
+    """Tries the filter on a row that has every field which the stages will make."""
+    row: dict[str, object] = {TASKS[task].field: TASKS[task].labels[-1] for task in config.tags}
+    row |= {"instruction": "x", "conversation_id": "x", "min_similar_conversation_id": None}
+    row |= {"min_neighbor_distance": 1.0} | ({"instruct_reward": 1.0} if reward else {})
+    row |= {"reward_difference": 1.0} if reward and reward_difference else {}
+    try:
+        filter_rows([row], config.filter)
+    except ValueError as error:
+        raise ValueError(
+            f"filter={config.filter!r} cannot be applied: {error}; tags={list(config.tags)} make "
+            "labels, reward makes instruct_reward, base_responder makes reward_difference"
+        ) from error
 
 
 def _consecutive(indices: Sequence[int]) -> list[tuple[int, int]]:
@@ -387,13 +407,3 @@ def _consecutive(indices: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((index, 1))
     return runs
-
-
-def _write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    _write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

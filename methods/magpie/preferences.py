@@ -21,7 +21,8 @@ def build_preferences(
     """Chosen = highest reward, rejected = lowest; the first index among equals.
 
     Args:
-        rows: with `instruction`, `responses` and `rewards` of equal length (>= 2).
+        rows: with `instruction`, `responses` and as many `rewards` (>= 2), or `rewards_armorm`
+            ([{"score": ...}], as the published data sets write them).
         ties: rows whose rewards are all equal hold no preference and are dropped; the official
             code keeps them, with one answer on both sides.
 
@@ -35,7 +36,10 @@ def build_preferences(
         raise ValueError(f"ties must be 'drop' or 'keep', got {ties!r}")
     pairs = []
     for row in rows:
-        rewards = [float(value) for value in row["rewards"]]
+        given = row.get("rewards")
+        if given is None:
+            given = [entry["score"] for entry in row["rewards_armorm"]]
+        rewards = [float(value) for value in given]
         responses = list(row["responses"])
         if len(rewards) != len(responses) or len(rewards) < 2:
             raise ValueError(
@@ -62,8 +66,8 @@ class LikelihoodReward:
     """A stand-in where no reward model is at hand: how well an answer fits its question.
 
     Mean token log-probability of the response after the question, minus the same after an
-    unrelated question: what of the response's likelihood is owed to what was asked. It is no
-    measure of quality in the paper's sense.
+    unrelated question: what of the response's likelihood is owed to what was asked, in nats per
+    token. It is no measure of quality in the paper's sense. Blank responses get -20.
 
     Args:
         llm: a client that scores continuations.
@@ -76,13 +80,21 @@ class LikelihoodReward:
 
     def __call__(self, instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
         written = [i for i, response in enumerate(responses) if response.strip()]
-        asked = [*(instructions[i] for i in written), *[self._unrelated] * len(written)]
-        prompts = [Prompt((Message.user(text),)) for text in asked]
-        options = [[responses[i]] for i in written] * 2
-        means = [s.mean[0] for s in self._llm.score_continuations(prompts, options)]
         rewards = [_BLANK_REWARD] * len(responses)
-        for i, fit, base in zip(written, means, means[len(written) :], strict=False):
-            rewards[i] = fit - base
+        if not written:
+            return rewards
+        # one prompt per question, however many answers it has
+        places: dict[str, list[int]] = {}
+        for i in written:
+            places.setdefault(instructions[i], []).append(i)
+        groups = [*places.values(), written]
+        prompts = [Prompt((Message.user(text),)) for text in (*places, self._unrelated)]
+        options = [[responses[i] for i in group] for group in groups]
+        *own, unrelated = self._llm.score_continuations(prompts, options)
+        base = dict(zip(written, unrelated.mean, strict=True))
+        for group, scores in zip(groups, own, strict=False):
+            for i, fit in zip(group, scores.mean, strict=True):
+                rewards[i] = fit - base[i]
         return rewards
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 Family = Literal["llama-3", "gemma-2"]
 Compat = Literal["fixed", "official"]
+DropReason = Literal["empty", "length-truncated", "heading only", "non-text"]
 
 _LABELS = (
     "Task",
@@ -60,6 +61,7 @@ _ANSWER = {
     "official": re.compile(rf"(?:{_MARKERS})s?:"),
     "fixed": re.compile(rf"(?:{_MARKERS})"),
 }
+_HEADING = re.compile(r"#{1,6} [^?]*|\*\*[^*?]+\*\*:?")
 _STEP = re.compile(r"#{1,3} Step 1")
 
 
@@ -104,6 +106,19 @@ def remove_prefix(text: str) -> str:
     bare = _ENUMERATION.sub("", text).strip()
     label = _LABEL.match(bare)
     return bare[label.end() :].strip() if label else bare
+
+
+def drop_reason(text: str, finish_reason: str) -> DropReason | None:
+    """Why a sanitised query is not used; None if it is."""
+    if not text:
+        return "empty"
+    if finish_reason == "length":
+        return "length-truncated"
+    if _HEADING.fullmatch(text):
+        return "heading only"
+    if not re.search(r"\w{2}", text):
+        return "non-text"
+    return None
 
 
 def multiple_choice_end(text: str) -> int | None:

@@ -40,7 +40,7 @@ class JudgeTask:
     Attributes:
         field: key of the label in the judge's answer and in rows.
         labels: what it may be, from low to high where there is an order.
-        request: what is asked; `{query}` stands for the instruction.
+        request: what is asked about the query.
         fields: keys of the JSON object with what belongs into each.
     """
 
@@ -50,30 +50,25 @@ class JudgeTask:
     fields: Mapping[str, str]
 
 
-_QUERY = "Here is a query that a user sent to an assistant:\n<query>\n{query}\n</query>\n"
 TASKS: Mapping[str, JudgeTask] = {
     "difficulty": JudgeTask(
         "difficulty",
         DIFFICULTIES,
-        _QUERY + "State what the user intends, what one must know to answer, and how difficult "
-        "the query is to answer: " + ", ".join(DIFFICULTIES) + ".",
+        "State what the user intends, what one must know to answer, and how difficult the query "
+        "is to answer: " + ", ".join(DIFFICULTIES) + ".",
         {"intent": "the user's aim", "knowledge": "what is needed", "difficulty": "one level"},
     ),
     "quality": JudgeTask(
         "input_quality",
         QUALITIES,
-        _QUERY
-        + "Rate how clear, specific and coherent the query is: "
-        + ", ".join(QUALITIES)
-        + ". "
+        "Rate how clear, specific and coherent the query is: " + ", ".join(QUALITIES) + ". "
         "A very poor query cannot be understood; an excellent one says everything that is needed.",
         {"explanation": "strengths and weaknesses", "input_quality": "one rating"},
     ),
     "classification": JudgeTask(
         "primary_tag",
         TASK_TAGS,
-        _QUERY
-        + "Which task is this? Choose one primary tag and any others that apply from: "
+        "Which task is the query? Choose one primary tag and any others that apply from: "
         + ", ".join(TASK_TAGS)
         + ".",
         {"primary_tag": "one tag", "other_tags": "list of tags"},
@@ -82,9 +77,15 @@ TASKS: Mapping[str, JudgeTask] = {
 
 
 def judge_prompt(task: JudgeTask, instruction: str, *, prefill: str) -> Prompt:
-    """The judge's prompt; its answer is made to begin with `prefill`."""
+    """The judge's prompt; its answer is made to begin with `prefill`.
+
+    The query comes last: what all prompts of a task share is computed once.
+    """
     form = json.dumps(dict(task.fields))
-    request = task.request.format(query=instruction) + f"\nAnswer with JSON of this form: {form}"
+    request = (
+        f"A user sent a query to an assistant. {task.request}\nAnswer with JSON of this form: "
+        f"{form}\nThe query:\n<query>\n{instruction}\n</query>"
+    )
     return Prompt((Message.user(request),), prefill=prefill)
 
 
@@ -161,7 +162,7 @@ class LikelihoodTagger:
         calibrate: subtract the empty query's scores.
     """
 
-    def __init__(self, llm: ChatClient, task: Task, *, calibrate: bool = True) -> None:
+    def __init__(self, llm: ChatClient, task: Task = "quality", *, calibrate: bool = True) -> None:
         self.task = _known_task(task)
         self._llm = llm
         self._calibrate = calibrate

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from ritornello.common.chat import ChatClient, GenerationParams
 from ritornello.methods.supercorrect.answers import extract_answer
@@ -46,13 +46,29 @@ def read_solution(template: SolutionTemplate, text: str) -> Solution:
 
 @overload
 def solve(
-    model: ChatClient, problem: str, self_correct: bool = True, **options: Any
+    model: ChatClient,
+    problem: str,
+    self_correct: bool = True,
+    *,
+    template: SolutionTemplate | None = None,
+    correction: CorrectionFormat | None = None,
+    params: GenerationParams | None = None,
+    repair: Repair = "regenerate",
+    max_rounds: int = 1,
 ) -> Solution: ...
 
 
 @overload
 def solve(
-    model: ChatClient, problem: Sequence[str], self_correct: bool = True, **options: Any
+    model: ChatClient,
+    problem: Sequence[str],
+    self_correct: bool = True,
+    *,
+    template: SolutionTemplate | None = None,
+    correction: CorrectionFormat | None = None,
+    params: GenerationParams | None = None,
+    repair: Repair = "regenerate",
+    max_rounds: int = 1,
 ) -> list[Solution]: ...
 
 

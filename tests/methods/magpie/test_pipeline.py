@@ -1,6 +1,7 @@
 """The whole chain: states, schema, exact resume, refusal of a foreign folder."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ CONFIG = MagpieConfig(
     preference_k=2,
     chunk=4,
 )
+UNFILTERED = replace(CONFIG, filter="none")
 QUERIES = ["Why is it {}?", "Name {} trees.\nAnswer: oak", "", "## {}", "cut {}", "Why is it {}?"]
 
 
@@ -36,7 +38,9 @@ def reply(prompt, params):
     if prompt.text.endswith("user\n"):
         number = prompt.sample
         text = QUERIES[number % 6].format(0 if number % 6 == 5 else number)
-        return Completion(text, "length" if text.startswith("cut") else "stop")
+        if text.startswith("cut"):
+            return Completion(text, "length")
+        return Completion(text, "stop", stop_reason="<|im_end|>")
     return f"answer {prompt.sample} to {prompt.text[-40:]}"
 
 
@@ -76,9 +80,7 @@ def test_rows_go_through_their_states(chatml, tmp_path):
 
 
 def test_final_rows_hold_text_origin_and_tags(chatml, tmp_path):
-    # every quality passes: what is looked at is the schema
-    config = MagpieConfig(**{**vars(CONFIG), "filter": "none"})
-    pipeline(chatml, config=config).run(tmp_path)
+    pipeline(chatml, config=UNFILTERED).run(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "final.jsonl").open()]
     assert len({row["id"] for row in rows}) == len(rows) == 6
     for row in rows:
@@ -109,14 +111,14 @@ def test_an_interrupted_run_continues_to_the_same_bytes(chatml, tmp_path, death)
             raise KeyboardInterrupt
         return reply(prompt, params)
 
-    pipeline(chatml).run(tmp_path / "whole")
+    pipeline(chatml, config=UNFILTERED).run(tmp_path / "whole")
     llm = ScriptedClient(mortal, score=score)
     with pytest.raises(KeyboardInterrupt):
-        pipeline(chatml, llm).run(tmp_path / "resumed")
-    pipeline(chatml, llm).run(tmp_path / "resumed")
+        pipeline(chatml, llm, UNFILTERED).run(tmp_path / "resumed")
+    pipeline(chatml, llm, UNFILTERED).run(tmp_path / "resumed")
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
     whole = ScriptedClient(reply, score=score)
-    pipeline(chatml, whole).run(tmp_path / "again")
+    pipeline(chatml, whole, UNFILTERED).run(tmp_path / "again")
     assert calls == len(whole.calls) + 1, "only the interrupted request is asked twice"
 
 
@@ -131,23 +133,40 @@ def test_a_finished_run_asks_nothing_again(chatml, tmp_path):
 
 def test_a_folder_of_another_run_is_refused(chatml, tmp_path):
     pipeline(chatml).run(tmp_path)
-    other = MagpieConfig(**{**vars(CONFIG), "seed": 1})
+    other = replace(CONFIG, seed=1)
     with pytest.raises(ValueError, match="another seed"):
         pipeline(chatml, config=other).run(tmp_path)
 
 
 def test_ids_depend_on_what_determines_the_row(chatml):
     ids = {pipeline(chatml).row_id(i) for i in range(3)}
-    warmer = MagpieConfig(**{**vars(CONFIG), "temperature": 1.1})
+    warmer = replace(CONFIG, temperature=1.1)
     assert len(ids | {pipeline(chatml, config=warmer).row_id(0)}) == 4
-    longer = MagpieConfig(**{**vars(CONFIG), "n": 99})
+    longer = replace(CONFIG, n=99)
     assert pipeline(chatml, config=longer).row_id(0) in ids
 
 
 def test_nothing_kept_is_an_empty_data_set(chatml, tmp_path):
     silent = ScriptedClient(lambda prompt, params: "", score=score)
-    stats = pipeline(chatml, silent).run(tmp_path)
+    with pytest.warns(UserWarning, match="none of 12 sampled queries ended by itself"):
+        stats = pipeline(chatml, silent).run(tmp_path)
     assert (stats["kept"], stats["final"]) == (0, 0)
+
+
+def test_what_cannot_be_made_is_told_before_anything_is_sampled(chatml):
+    llm = ScriptedClient(reply, score=score)
+    parts = {"llm": llm, "tokenizer": chatml, "encoder": LetterEncoder()}
+    with pytest.raises(ValueError, match=r"filter='notebook'.*instruct_reward"):
+        MagpiePipeline(MagpieConfig(), **parts)
+    with pytest.raises(ValueError, match=r"filter='air'.*reward_difference"):
+        MagpiePipeline(MagpieConfig(filter="air"), reward=lambda a, b: [], **parts)
+    with pytest.raises(ValueError, match=r"filter='pro'.*input_quality"):
+        MagpiePipeline(MagpieConfig(filter="pro", tags=()), reward=lambda a, b: [], **parts)
+    with pytest.raises(ValueError, match="needs a reward"):
+        MagpiePipeline(MagpieConfig(filter="none", preference_k=2), **parts)
+    with pytest.raises(ValueError, match="belong together"):
+        MagpiePipeline(MagpieConfig(filter="none"), llm=llm)
+    assert llm.calls == []
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ from ritornello.methods.magpie.filters import (
     reward_above,
 )
 from ritornello.methods.magpie.metrics import distinct_2, is_mathematical, is_request, rule_tag
-from ritornello.methods.magpie.pipeline import drop_reason
-from ritornello.methods.magpie.sanitizer import remove_prefix
+from ritornello.methods.magpie.sanitizer import drop_reason, remove_prefix
 from ritornello.methods.magpie.tags import TASKS, parse_judgement
 
 PIECES = st.sampled_from(
@@ -232,6 +231,10 @@ def test_likelihood_reward_prefers_the_fitting_answer():
     reward = LikelihoodReward(ScriptedClient(lambda p, q: "", score=score))
     fitting, other, blank = reward(["say red", "say red", "say red"], ["red", "blue", " "])
     assert fitting > other > blank
+    mixed = reward(["say red", "say blue", "say red"], ["red", "red", "blue"])
+    apart = [reward([q], [a])[0] for q, a in (("say red", "red"), ("say blue", "red"))]
+    assert mixed == [*apart, other], "the order of questions changes no reward"
+    assert reward(["q"], [" "]) == [blank]
 
 
 def test_rules_about_queries():

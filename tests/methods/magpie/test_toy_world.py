@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ritornello.experiments.magpie import toy_world as toy
 
@@ -35,6 +36,18 @@ def test_total_variation_counts_foreign_texts():
         toy.ToyWorld(("a", "b"), truth, ("", "")), ["a", "a", "b", "zzz"]
     )
     assert toy.total_variation(counts, others, truth) == pytest.approx(0.25)
+
+
+def test_rows_that_are_drawn_twice_count_twice():
+    """Computing each distinct conversation once changes nothing about the batch's mean loss."""
+    world = toy.make_world(6)
+    tokenizer = toy.toy_tokenizer(world)
+    model = toy.build_toy_model(tokenizer, width=16)
+    ids, labels = toy._conversations(world, tokenizer, "assistant")
+    rows, times = torch.tensor([0, 2, 5]), torch.tensor([1, 3, 2])
+    once = toy._mean_token_loss(model, ids[rows], labels[rows], times)
+    drawn = rows.repeat_interleave(times)
+    torch.testing.assert_close(once, model(input_ids=ids[drawn], labels=labels[drawn]).loss)
 
 
 @pytest.mark.parametrize(("loss_on", "learnt"), [("all", True), ("assistant", False)])
