@@ -54,19 +54,26 @@ def mean_squares(
 ) -> Float[Tensor, "tokens channels"]:
     """Mean over samples of u^2, or of (u - mean of the channel)^2 for fluctuations; float32.
 
-    Pads (`present` false) do not count.
+    Pads (`present` false) do not count. One sample after another, so that no second tensor of the
+    size of `states` is made.
     """
-    states = states.float()
+    total = torch.zeros(states.shape[1:], device=states.device)
+    middle = _channel_means(states, present) if center else None
+    for number, sample in enumerate(states):
+        sample = sample.float() if middle is None else sample - middle
+        if present is not None:
+            sample = sample.masked_fill(~present[number][:, None], 0)
+        total.addcmul_(sample, sample)
     if present is None:
-        if center:
-            states = states - states.mean((0, 1))
-        return states.square().mean(0)
-    there = present[..., None]
-    if center:
-        mean = (states * there).sum((0, 1)) / present.sum().clamp(min=1)
-        states = states - mean
-    total = states.square().masked_fill(~there, 0).sum(0)
-    return total / (present.sum(0)[:, None] + _PAD_EPSILON)
+        return total.div_(len(states))
+    return total.div_(present.sum(0)[:, None] + _PAD_EPSILON)
+
+
+def _channel_means(states: Tensor, present: Tensor | None) -> Float[Tensor, " channels"]:
+    if present is None:
+        return states.float().mean((0, 1))
+    total = (states.float() * present[..., None]).sum((0, 1))
+    return total / present.sum().clamp(min=1)
 
 
 @dataclass
