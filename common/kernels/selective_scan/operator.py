@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
-from ritornello.common.kernels.selective_scan import cpu, native, reference
+from ritornello.common.kernels.selective_scan import cpu, mamba_ssm, native, reference
 
-Backend = Literal["auto", "compiled", "triton", "blocked", "sequential", "reference"]
+Backend = Literal["auto", "compiled", "triton", "cuda", "blocked", "sequential", "reference"]
 BLOCK = 16
 
 
@@ -81,8 +81,9 @@ def selective_scan(
         return_last_state: also return h after the last step, (batch, channels, states).
         initial_state: h before the first step; zeros if None. A sequence can be scanned in pieces.
         backend: "compiled" (C++ for a CPU, built at first use), "blocked" and "sequential" (plain
-            PyTorch; all steps are one block in the latter), "triton", "reference" (a loop), or
-            "auto": RITORNELLO_BACKEND if set, else the fastest that runs on the input's device.
+            PyTorch; all steps are one block in the latter), "triton", "cuda" (mamba-ssm's kernels,
+            if that is installed), "reference" (a loop), or "auto": RITORNELLO_BACKEND if set, else
+            the first of ours that runs on the input's device.
 
     Returns:
         y in the dtype of `u`, with the last state (fp32 or fp64) if asked for.
@@ -97,9 +98,8 @@ def selective_scan(
         steps = steps + delta_bias.to(math_dtype)[:, None]
     if delta_softplus:
         steps = F.softplus(steps)
-    if initial_state is None:
-        initial_state = values.new_zeros(*u.shape[:2], A.shape[1])
-    state = initial_state.to(math_dtype)
+    given = None if initial_state is None else initial_state.to(math_dtype)
+    state = values.new_zeros(*u.shape[:2], A.shape[1]) if given is None else given
     if u.numel() == 0:
         y, last = values, state.clone()
     else:
@@ -107,6 +107,8 @@ def selective_scan(
         inputs, outputs = (_grouped(matrix.to(math_dtype), u) for matrix in (B, C))
         if chosen == "reference":
             y, last = reference.scan(values, steps, rates, inputs, outputs, state)
+        elif chosen == "cuda":
+            y, last = mamba_ssm.scan(values, steps, rates, inputs, outputs, given)
         else:
             y, last, _ = _scan(values, steps, rates, inputs, outputs, state, chosen)
     if D is not None:
@@ -125,13 +127,12 @@ def _grouped(matrix: Tensor, u: Tensor) -> Tensor:
 
 
 def _choose(backend: str, device: str) -> str:
-    if device == "cuda":
-        available = {"triton": triton_obstacle(device), "compiled": device_obstacle(device, "cpu")}
-    else:
-        obstacle = device_obstacle(device, "cpu") or native.obstacle()
-        available = {"compiled": obstacle}
-    available |= {"blocked": None, "sequential": None, "reference": None}
-    available.setdefault("triton", triton_obstacle(device))  # last on a CPU: an interpreter
+    compiled = device_obstacle(device, "cpu") or native.obstacle()
+    ours = {"triton": triton_obstacle(device), "compiled": compiled}
+    if device != "cuda":  # Triton comes last on a CPU: an interpreter
+        ours = {"compiled": compiled, "blocked": None} | ours
+    packaged = {"cuda": mamba_ssm.obstacle(device)}
+    available = ours | packaged | {"blocked": None, "sequential": None, "reference": None}
     requested = None if backend == "auto" else backend
     return choose_backend("selective_scan", requested, available, device)
 

@@ -12,7 +12,9 @@ import torch
 
 from ritornello.common.kernels.selective_scan import (
     causal_conv1d,
+    mamba_ssm,
     native,
+    reference,
     selective_scan,
     selective_state_update,
 )
@@ -258,6 +260,38 @@ def test_unknown_and_unusable_backends_are_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA"):
         selective_scan(**inputs, backend="triton")
+    with pytest.raises(ValueError, match="needs a cuda device"):
+        selective_scan(**inputs, backend="cuda")
+
+
+def test_initial_state_adds_what_the_loop_says():
+    inputs = make_inputs((2, 6, 11, 3, 2))
+    arrays = [inputs[name] for name in ("u", "delta", "A", "B", "C", "initial_state")]
+    arrays[1] = arrays[1].exp()
+    with_state = reference.scan(*arrays)
+    without = reference.scan(*arrays[:-1], torch.zeros_like(arrays[-1]))
+    added = mamba_ssm.from_initial_state(*arrays[1:3], *arrays[4:])
+    for whole, part, rest in zip(with_state, without, added, strict=True):
+        torch.testing.assert_close(part + rest, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x", torch.zeros(2, 5)),
+        ("state", torch.zeros(2, 4, 2)),
+        ("dt", torch.zeros(4)),
+        ("B", torch.zeros(1, 3)),
+        ("D", torch.zeros(3)),
+        ("z", torch.zeros(2)),
+        ("dt_bias", torch.zeros(2, 4)),
+    ],
+)
+def test_bad_shapes_of_a_single_step_name_the_argument(name, value):
+    step = {"state": torch.zeros(2, 4, 3), "x": torch.zeros(2, 4), "dt": torch.zeros(2, 4),
+            "A": torch.zeros(4, 3), "B": torch.zeros(2, 3), "C": torch.zeros(2, 3)}  # fmt: skip
+    with pytest.raises(ValueError, match=f"{name} must"):
+        selective_state_update(**(step | {name: value}))
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -328,12 +362,15 @@ def test_triton_kernels_equal_the_loop_in_the_interpreter():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_triton_kernels_equal_the_loop_on_a_gpu(shape, dtype):
+def test_gpu_kernels_equal_the_loop(shape, dtype, backend):
+    if backend == "cuda" and (reason := mamba_ssm.obstacle("cuda")):
+        pytest.skip(reason)
     inputs = {k: v.detach().cuda().requires_grad_() for k, v in make_inputs(shape, dtype).items()}
     for got, expected in zip(
-        results(inputs, backend="triton"), results(inputs, backend="reference"), strict=True
+        results(inputs, backend=backend), results(inputs, backend="reference"), strict=True
     ):
         scale = max(1.0, expected.abs().max().item())
         torch.testing.assert_close(got / scale, expected / scale, **TOLERANCE[dtype])
