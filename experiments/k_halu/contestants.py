@@ -73,10 +73,17 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Model:
-    """The part's model under one protocol."""
+    """The part's model under one protocol.
+
+    Attributes:
+        protocol: questions → task.
+        languages: in which it is asked.
+        block: questions asked at a time; None: as the part says.
+    """
 
     protocol: Callable[..., Any]
     languages: Sequence[str] = ("en",)
+    block: int | None = None
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,9 @@ class Evaluation(Experiment):
             else:
                 client = arm.client(task, cell.seed)
             journal = context.scratch / f"{language}.jsonl"
-            block = len(questions[0].choices) if isinstance(task, KHaluSupport) else self.block
+            block = (arm.block if isinstance(arm, Model) else None) or self.block
+            if isinstance(task, KHaluSupport):
+                block = len(questions[0].choices)  # a question's prompts share their document
             records = evaluate(task, client, journal=journal, block=block)
             if isinstance(task, KHaluSupport):
                 records = joined_support(questions, records)

@@ -11,7 +11,7 @@ _OFFICIAL_BARE = re.compile(r"\d+(?:,\s*\d+)*")
 _END_MARK = re.compile(r"</s>+")
 
 
-def parse_binary_list(text: str, n: int = 5, *, compat: bool = False) -> tuple[int, ...] | None:
+def parse_binary_list(text: str, n: int = 5, compat: bool = False) -> tuple[int, ...] | None:
     """The list that a reply holds, or None.
 
     Ours: every run of exactly n zeros and ones, apart by commas or blanks, in any brackets or

@@ -39,20 +39,20 @@ def set_scores(gold: Collection[int], picked: Collection[int]) -> dict[str, floa
 
 def multilabel_macro(
     gold: Sequence[Collection[int]],
-    picked: Sequence[Collection[int]],
+    pred: Sequence[Collection[int]],
     average: Average = "official",
 ) -> dict[str, float]:
     """Precision, recall and F1 over a set of items; 0 where a quotient is undefined.
 
     Args:
-        gold, picked: 0-based options of each item.
-        average: `official`: each of the options that occur in `gold` or `picked` is a class of its
+        gold, pred: 0-based options of each item.
+        average: `official`: each of the options that occur in `gold` or `pred` is a class of its
             own, and the classes are averaged. "Option 3 is right" means something else in every
             item, so this says how a model treats *places*. `items`: each item's own scores,
             averaged. `micro`: over all decisions together.
     """
-    _paired(gold, picked)
-    g, p = _matrix(gold), _matrix(picked)
+    _paired(gold, pred)
+    g, p = _matrix(gold), _matrix(pred)
     hits = g & p
     if average == "items":
         axis = 1
@@ -73,7 +73,7 @@ def multilabel_macro(
 
 def macro_intervals(
     gold: Sequence[Collection[int]],
-    picked: Sequence[Collection[int]],
+    pred: Sequence[Collection[int]],
     *,
     clusters: Sequence[object] | None = None,
     resamples: int = 10_000,
@@ -84,8 +84,8 @@ def macro_intervals(
 
     Classes that do not occur in a resample are left out of its mean, as they are in the sample.
     """
-    _paired(gold, picked)
-    g, p = _matrix(gold), _matrix(picked)
+    _paired(gold, pred)
+    g, p = _matrix(gold), _matrix(pred)
     counts = np.concatenate([g & p, g, p], axis=1).astype(float)
     if clusters is not None:
         places = np.unique([str(c) for c in clusters], return_inverse=True)[1]
@@ -107,10 +107,10 @@ def macro_intervals(
     return found
 
 
-def decision_mcc(gold: Sequence[Collection[int]], picked: Sequence[Collection[int]]) -> float:
+def decision_mcc(gold: Sequence[Collection[int]], pred: Sequence[Collection[int]]) -> float:
     """Matthews correlation of the 5n yes/no decisions; 0 where undefined."""
-    _paired(gold, picked)
-    g, p = _matrix(gold).ravel(), _matrix(picked).ravel()
+    _paired(gold, pred)
+    g, p = _matrix(gold).ravel(), _matrix(pred).ravel()
     if g.std() == 0 or p.std() == 0:
         return 0.0
     return float(np.corrcoef(g, p)[0, 1])
@@ -168,8 +168,8 @@ def _matrix(sets: Sequence[Collection[int]]) -> NDArray[np.bool_]:
     return matrix
 
 
-def _paired(gold: Sequence[Collection[int]], picked: Sequence[Collection[int]]) -> None:
-    if len(gold) != len(picked) or not len(gold):
+def _paired(gold: Sequence[Collection[int]], pred: Sequence[Collection[int]]) -> None:
+    if len(gold) != len(pred) or not len(gold):
         raise ValueError(
-            f"gold and picked must pair up and not be empty, got {len(gold)} and {len(picked)}"
+            f"gold and pred must pair up and not be empty, got {len(gold)} and {len(pred)}"
         )

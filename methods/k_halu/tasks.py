@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from ritornello.common.chat import (
@@ -15,7 +16,7 @@ from ritornello.common.chat import (
     Prompt,
 )
 from ritornello.common.evaluation import Answer, Query, Sample, Score
-from ritornello.methods.k_halu.binary_list import parse_binary_list
+from ritornello.methods.k_halu.binary_list import binary, parse_binary_list
 from ritornello.methods.k_halu.metrics import set_scores
 from ritornello.methods.k_halu.prompts import (
     likelihood_context,
@@ -122,6 +123,9 @@ class KHaluExactMatch:
 
     Attributes:
         questions: what to ask.
+        parser: whose reading counts as "ours": our parser's, or the official one's, which is
+            recorded beside it either way.
+        n_examples: worked questions about other documents that stand before each.
         max_tokens: budget of the reply; the harness's default is 256.
         example_lines: how often the example list is shown (official: three times).
         rules: wording of how to answer; ours unless given.
@@ -129,6 +133,8 @@ class KHaluExactMatch:
     """
 
     questions: Sequence[Sample]
+    parser: Literal["ours", "official"] = "ours"
+    n_examples: int = 0
     max_tokens: int = 256
     example_lines: int = 3
     rules: str | None = None
@@ -138,14 +144,24 @@ class KHaluExactMatch:
     def __post_init__(self) -> None:
         if self.template not in ("official", "chat"):
             raise ValueError(f"template must be official or chat, got {self.template!r}")
-        if self.example_lines < 0:
-            raise ValueError(f"example_lines must be >= 0, got {self.example_lines}")
+        if self.parser not in ("ours", "official"):
+            raise ValueError(f"parser must be ours or official, got {self.parser!r}")
+        for name, number in (
+            ("example_lines", self.example_lines),
+            ("n_examples", self.n_examples),
+        ):
+            if number < 0:
+                raise ValueError(f"{name} must be >= 0, got {number}")
 
     def samples(self) -> Sequence[Sample]:
         return self.questions
 
     def render(self, sample: Sample) -> Query:
-        text = list_prompt(sample, example_lines=self.example_lines, rules=self.rules)
+        others = (q for q in self.questions if q.cluster != sample.cluster)
+        text = "".join(
+            f"{self._asked(other)}{list(binary(other.gold, len(other.choices)))}\n\n"
+            for other in islice(others, self.n_examples)
+        ) + self._asked(sample)
         params = GenerationParams(max_tokens=self.max_tokens, stop=("\n\n",))
         if self.template == "chat":
             return Query([Message.user(text)], params)
@@ -153,10 +169,9 @@ class KHaluExactMatch:
 
     def parse(self, sample: Sample, response: Completion) -> Mapping[str, Answer]:
         n = len(sample.choices)
-        readings = {
-            "ours": parse_binary_list(response.text, n),
-            "official": parse_binary_list(response.text, n, compat=True),
-        }
+        official = parse_binary_list(response.text, n, compat=True)
+        ours = official if self.parser == "official" else parse_binary_list(response.text, n)
+        readings = {"ours": ours, "official": official}
         return {
             name: Answer.unparsed() if found is None else Answer(list(found), rule="list")
             for name, found in readings.items()
@@ -168,6 +183,9 @@ class KHaluExactMatch:
             # an unread reply, or a list that the official parser lets pass: no set of options
             return score_set(sample, ())
         return score_set(sample, [index for index, mark in enumerate(marks) if mark])
+
+    def _asked(self, sample: Sample) -> str:
+        return list_prompt(sample, example_lines=self.example_lines, rules=self.rules)
 
 
 @dataclass

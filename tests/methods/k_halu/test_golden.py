@@ -27,7 +27,7 @@ def test_lists_are_read_as_the_official_parser_reads_them(read):
     cases = read("exact_match_parse.json")
     assert len(cases) == 27
     for case in cases:
-        found = parse_binary_list(case["prediction"], compat=True)
+        found = parse_binary_list(case["prediction"], 5, True)
         assert float(found == binary(case["label"])) == case["acc"], case["prediction"]
 
 

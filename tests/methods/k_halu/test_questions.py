@@ -45,6 +45,7 @@ from ritornello.methods.k_halu.policies import (
     noisy,
     sentence_support,
     single_pick,
+    write_list,
     write_spaced_list,
 )
 from ritornello.methods.k_halu.prompts import EXAMPLE, likelihood_context, list_prompt, numbered
@@ -351,11 +352,28 @@ def test_prompts_hold_what_they_must_and_differ_by_template():
     assert KHaluExactMatch([sample], template="chat").render(sample).asked.messages
 
 
+def test_worked_lists_are_of_other_documents_and_end_with_their_answer():
+    questions = make_synthetic_khalu(4, 0, "en")
+    shown = KHaluExactMatch(questions, n_examples=2).render(questions[0]).prompt.text
+    worked = [list_prompt(q) + write_list(q, q.gold) + "\n\n" for q in questions[1:3]]
+    assert shown == "".join([*worked, list_prompt(questions[0])])
+
+
+def test_the_official_parser_may_be_the_judge():
+    (sample,) = make_synthetic_khalu(1, 0, "en")
+    reply = Completion(write_spaced_list(sample, sample.gold))
+    for parser, statuses in (("ours", ("ok", "unparsed")), ("official", ("unparsed",) * 2)):
+        answers = KHaluExactMatch([sample], parser=parser).parse(sample, reply)
+        assert (answers["ours"].status, answers["official"].status) == statuses
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: KHaluLogLikelihood([], normalise="word"), "normalise must"),
         (lambda: KHaluLogLikelihood([], template="x"), "template must"),
+        (lambda: KHaluExactMatch([], parser="x"), "parser must"),
+        (lambda: KHaluExactMatch([], n_examples=-1), "n_examples must"),
         (lambda: KHaluLogLikelihood([], known_count=False), "delta exactly"),
         (lambda: KHaluLogLikelihood([], delta=1.0), "delta exactly"),
         (lambda: KHaluExactMatch([], example_lines=-1), "example_lines"),
