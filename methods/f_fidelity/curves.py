@@ -23,7 +23,7 @@ from ritornello.methods.f_fidelity.removal import (
     take,
 )
 
-_UNIFORM_NUMBERS = 1 << 24  # held at once; 64 MiB
+_UNIFORM_NUMBERS = 1 << 22  # held at once: 16 MiB, and several times that while they are made
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def f_fidelity(
     """F-Fidelity: R-Fidelity under a cap of β·d expected removals, of a judge used to them.
 
     Args:
-        model: f_r, fine-tuned under random removal of the same β (`finetune_judge`).
+        model: f_r, fine-tuned under random removal of the same β (`RandomRemovalFinetune`).
         beta: no size removes more than this share on average.
 
     Other arguments and errors as in `r_fidelity`. Below s = β/α the curve of Fid⁺ grows by
