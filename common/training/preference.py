@@ -10,8 +10,8 @@ Shape legend: pairs; tokens = longest prompt + longest chosen + longest rejected
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,11 @@ from ritornello.common.training.trl_training import (
     TrainingSettings,
     tokenize_completion,
     tokenize_prompt,
+    with_padding,
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,40 @@ def pair_logprobs(
         _masked_sum(chosen, batch.chosen_ids, batch.chosen_mask),
         _masked_sum(rejected, batch.rejected_ids, batch.rejected_mask),
     )
+
+
+@torch.inference_mode()
+def text_pair_logprobs(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    pairs: Sequence[Mapping[str, Any]],
+    *,
+    max_length: int = 2048,
+    batch_size: int = 8,
+) -> list[tuple[float, float]]:
+    """Log-probabilities (nats) of the chosen and the rejected completion of every pair.
+
+    Args:
+        model: as for `pair_logprobs`.
+        tokenizer: its tokenizer.
+        pairs: rows with `prompt` (text or messages), `chosen` and `rejected` (text).
+        max_length: most tokens of prompt + completion.
+        batch_size: pairs per forward pass.
+
+    Raises:
+        ValueError: an unusable pair, see `tokenize_pair`.
+    """
+    rows = [
+        tokenize_pair(tokenizer, p["prompt"], p["chosen"], p["rejected"], max_length=max_length)
+        for p in pairs
+    ]
+    found: list[tuple[float, float]] = []
+    for start in range(0, len(rows), batch_size):
+        batch = collate_pairs(rows[start : start + batch_size], with_padding(tokenizer))
+        moved = replace(batch, **{k: v.to(model.device) for k, v in vars(batch).items()})
+        chosen, rejected = pair_logprobs(model, moved)
+        found += zip(chosen.tolist(), rejected.tolist(), strict=True)
+    return found
 
 
 def _masked_sum(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

@@ -30,11 +30,14 @@ class FullyShard(ModelParallelStrategy):
         # Lightning leaves the division to this hook of the module.
         module.configure_model = lambda: None  # type: ignore[method-assign]
         module.to(self.root_device)
+        tags = {name: dict(vars(p)) for name, p in module.named_parameters()}
         mesh = self.device_mesh["data_parallel"]
         for block in _blocks(module):
             fully_shard(block, mesh=mesh)
         fully_shard(module, mesh=mesh)
         register_fsdp_forward_method(module, "training_step")
+        for name, parameter in module.named_parameters():  # new objects: what a method tagged stays
+            vars(parameter).update(tags[name])
         super().setup(trainer)
 
 

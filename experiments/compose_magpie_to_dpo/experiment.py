@@ -7,25 +7,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ritornello.common.cache import file_lock
 from ritornello.common.chat import TransformersClient
 from ritornello.common.reporting import Figure, Results, new_figure
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
-from ritornello.common.training.language_model_sft import SFTSettings, sft_trainer
-from ritornello.common.training.preference import (
-    PreferenceSettings,
-    collate_pairs,
-    pair_logprobs,
-    tokenize_pair,
-)
-from ritornello.common.training.trl_training import train
+from ritornello.common.training.language_model_sft import SFTSettings
+from ritornello.common.training.preference import PreferenceSettings, text_pair_logprobs
+from ritornello.methods.magpie.finetune import align_on_pairs, finetune_on_rows, usable_pairs
 from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
-from ritornello.methods.magpie.preferences import LikelihoodReward
+from ritornello.methods.magpie.preferences import LikelihoodReward, Reward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_MAX_TOKENS = 2048  # of a pair's prompt and answer
 
 
 @dataclass
@@ -37,6 +33,7 @@ class Alignment(Experiment):
         tokenizer, encoder: loaders.
         data: the Magpie data set; its seed is the cell's.
         held_out: pairs that measure instead of training.
+        reward: loader of the reward model; None takes the likelihood stand-in.
     """
 
     model: "Callable[[], PreTrainedModel]"
@@ -44,6 +41,7 @@ class Alignment(Experiment):
     encoder: Callable[[], Any]
     data: MagpieConfig
     held_out: int = 4
+    reward: Callable[[], Reward] | None = None
 
     @cached_property
     def loaded_tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -51,7 +49,7 @@ class Alignment(Experiment):
 
     @cached_property
     def policy(self) -> "PreTrainedModel":
-        """The model that is trained; its adapters are taken off after every cell."""
+        """Writes the data and is trained; its adapters are taken off after every cell."""
         return self.model()
 
     def measure(
@@ -65,11 +63,11 @@ class Alignment(Experiment):
             )
         held, train = pairs[: self.held_out], pairs[self.held_out :]
         yield Measurement("training_pairs", len(train))
-        before = self._log_probabilities(self.policy, held)
+        before = text_pair_logprobs(self.policy, self.loaded_tokenizer, held)
         settings = replace(arm, seed=cell.seed)
         tuned = _train(self.policy, self.loaded_tokenizer, train, settings, context.scratch)
         tuned.eval()
-        after = self._log_probabilities(tuned, held)
+        after = text_pair_logprobs(tuned, self.loaded_tokenizer, held)
         tuned.unload()  # the shared policy is as it was
         chosen = [b[0] - a[0] for a, b in zip(before, after, strict=True)]
         rejected = [b[1] - a[1] for a, b in zip(before, after, strict=True)]
@@ -86,41 +84,17 @@ class Alignment(Experiment):
     def _pairs(self, seed: int, folder: Path) -> list[dict[str, Any]]:
         """The data of a seed, made by the first arm that needs it; the pipeline resumes."""
         with file_lock(folder.with_suffix(".lock")):
-            client = TransformersClient(self.model(), self.loaded_tokenizer)
+            client = TransformersClient(self.policy, self.loaded_tokenizer)
             MagpiePipeline(
                 replace(self.data, seed=seed),
                 llm=client,
                 tokenizer=self.loaded_tokenizer,
                 encoder=self.encoder(),
-                reward=LikelihoodReward(client),
+                reward=LikelihoodReward(client) if self.reward is None else self.reward(),
             ).run(folder)
         with (folder / "preferences.jsonl").open(encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
-        return [
-            {
-                "prompt": row["chosen"][:-1],
-                "chosen": row["chosen"][-1]["content"],
-                "rejected": row["rejected"][-1]["content"],
-            }
-            for row in rows
-        ]
-
-    @torch.inference_mode()
-    def _log_probabilities(
-        self, model: Any, pairs: Sequence[dict[str, Any]]
-    ) -> list[tuple[float, float]]:
-        """Summed log-probabilities of the chosen and the rejected answer of every pair."""
-        rows = [
-            tokenize_pair(
-                self.loaded_tokenizer, p["prompt"], p["chosen"], p["rejected"], max_length=2048
-            )
-            for p in pairs
-        ]
-        device = next(model.parameters()).device
-        batch = collate_pairs(rows, self.loaded_tokenizer.pad_token_id)
-        moved = replace(batch, **{k: v.to(device) for k, v in vars(batch).items()})
-        chosen, rejected = pair_logprobs(model, moved)
-        return list(zip(chosen.tolist(), rejected.tolist(), strict=True))
+        return usable_pairs(self.loaded_tokenizer, rows, max_length=_MAX_TOKENS)
 
 
 def _train(
@@ -132,14 +106,9 @@ def _train(
 ) -> Any:
     """DPO on the pairs, or supervised training on the chosen answers; LoRA in both."""
     if isinstance(settings, PreferenceSettings):
-        from ritornello.common.training.preference_trainer import preference_trainer
-
-        trainer = preference_trainer(model, tokenizer, pairs, settings, output_dir=scratch / "dpo")
-    else:
-        rows = [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
-        trainer = sft_trainer(model, tokenizer, rows, settings, output_dir=scratch / "sft")
-    train(trainer, resume=True)
-    return trainer.model
+        return align_on_pairs(model, tokenizer, pairs, settings, output_dir=scratch / "dpo")
+    rows = [{"instruction": p["prompt"][0]["content"], "response": p["chosen"]} for p in pairs]
+    return finetune_on_rows(model, tokenizer, rows, settings, output_dir=scratch / "sft")
 
 
 def figures(results: Results) -> Iterator[Figure]:

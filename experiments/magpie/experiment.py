@@ -6,11 +6,11 @@ fine-tunes on it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from safetensors.torch import load_model, save_model
@@ -26,14 +26,15 @@ from ritornello.common.chat import (
     replicates,
 )
 from ritornello.common.reporting import Figure, Results
-from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
 from ritornello.common.training.language_model_sft import SFTSettings
+from ritornello.common.training.preference import PreferenceSettings, text_pair_logprobs
 from ritornello.experiments.magpie import toy_world as toy
 from ritornello.experiments.magpie.figures import draw
 from ritornello.experiments.magpie.sources import SelfInstructArm, TemplateArm
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.export import to_trl_sft
-from ritornello.methods.magpie.finetune import finetune_on_rows
+from ritornello.methods.magpie.finetune import align_on_pairs, finetune_on_rows, usable_pairs
 from ritornello.methods.magpie.generator import MagpieGenerator
 from ritornello.methods.magpie.metrics import distinct_2, is_mathematical, is_request
 from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
@@ -218,34 +219,29 @@ class ToyWorldStudy(Experiment):
 
 @dataclass
 class PipelineStudy(LanguageModelStudy):
-    """Part C: queries, answers, tags, de-duplication, filter, pairs, then fine-tuning.
+    """Part C: queries, answers, tags, de-duplication, filter, pairs, then training on them.
 
     Args:
-        sft_steps: optimiser steps of the fine-tuning; 0 leaves it out.
-        sft_rank: rank of the LoRA adapters; 0 trains all weights.
-        sft_rate: peak learning rate.
-        sft_batch: rows per step.
-        sft_micro_batch: rows per forward pass.
-        sft_max_length: most tokens of a training row.
-        held_out: share of the final rows that measure the fine-tuning instead of training it.
-        student: loader of the model to fine-tune; None takes the one that wrote the data.
+        sft: supervised fine-tuning on the final rows; None leaves it out.
+        dpo: preference optimisation of the fine-tuned model on the pairs; None leaves it out.
+        held_out: share of the rows (or pairs) that measures the training instead of taking part.
+        student: loader of the model to train; None takes the one that wrote the data, with LoRA.
         reward: loader of the reward model; None takes the likelihood stand-in.
     """
 
-    sft_steps: int = 4
-    sft_rank: int = 8
-    sft_rate: float = 2e-4
-    sft_batch: int = 4
-    sft_micro_batch: int = 4
-    sft_max_length: int = 512
+    sft: SFTSettings | None = None
+    dpo: PreferenceSettings | None = None
     held_out: float = 0.25
     student: "Callable[[], PreTrainedModel] | None" = None
     reward: Callable[[], Reward] | None = None
 
-    @cached_property
-    def fine_tuned(self) -> "PreTrainedModel":
-        """The model to fine-tune."""
-        return self.llm.model if self.student is None else self.student()
+    def __post_init__(self) -> None:
+        if self.dpo is not None and (self.student is None or self.sft is None):
+            raise UserError(
+                "dpo goes on from a fine-tuned model: it needs sft, and a student of its own, as "
+                f"the model that wrote the data stays as it is; got sft={self.sft} and "
+                f"student={self.student}"
+            )
 
     def measure(self, arm: MagpieConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         out = context.artifacts / "data"
@@ -261,47 +257,62 @@ class PipelineStudy(LanguageModelStudy):
         yield Measurement("kept_share", stats["kept"] / stats["sampled"])
         yield Measurement("request_share", stats["requests"] / kept)
         yield Measurement("repeat_share", stats["repeats"] / kept)
-        yield Measurement("filtered_share", stats["final"] / kept)
         yield Measurement("preference_pairs", stats["preference_pairs"])
         if "agreement_with_rule_tags" in stats:
             yield Measurement("agreement_with_rule_tags", stats["agreement_with_rule_tags"])
-        rows = [json.loads(line) for line in (out / "final.jsonl").open(encoding="utf-8")]
-        rows = [row for row in rows if row["response"].strip()]
-        if self.sft_steps and len(rows) >= 4:
-            yield from self._fine_tune(rows, cell.seed, context)
+        rows = [row for row in _read_rows(out / "final.jsonl") if row["response"].strip()]
+        if self.sft is None or len(rows) < 4:
+            return
+        student = self.llm.model if self.student is None else self.student()
+        tuned = yield from self._fine_tune(student, rows, cell.seed, context)
+        if self.dpo is not None:
+            yield from self._align(tuned, _read_rows(out / "preferences.jsonl"), cell.seed, context)
+        elif self.sft.lora_rank:
+            tuned.unload()  # the shared model is as it was
 
     def _fine_tune(
-        self, rows: list[dict], seed: int, context: CellContext
-    ) -> Iterator[Measurement]:
+        self, student: "PreTrainedModel", rows: list[dict], seed: int, context: CellContext
+    ) -> Generator[Measurement, None, Any]:
         """Trains on most rows and scores the answers of all, before and after."""
+        assert self.sft is not None
+        before = self._answer_losses(student, rows)
         split = max(1, round(len(rows) * self.held_out))
-        before = self._answer_losses(rows)
-        settings = SFTSettings(
-            learning_rate=self.sft_rate,
-            max_steps=self.sft_steps,
-            batch_size=self.sft_batch,
-            micro_batch_size=self.sft_micro_batch,
-            max_length=self.sft_max_length,
-            lora_rank=self.sft_rank,
-            seed=seed,
-        )
+        settings = replace(self.sft, seed=seed)
+        folder = context.scratch / "sft"
         tuned = finetune_on_rows(
-            self.fine_tuned,
-            self.loaded_tokenizer,
-            rows[split:],
-            settings,
-            output_dir=context.scratch / "sft",
+            student, self.loaded_tokenizer, rows[split:], settings, output_dir=folder
         )
-        after = self._answer_losses(rows)
-        if self.sft_rank:
-            tuned.unload()  # the shared model is as it was
-        for name, part in (("held_out", slice(0, split)), ("trained", slice(split, None))):
-            change = [b - a for a, b in zip(before[part], after[part], strict=True)]
-            yield Measurement(f"{name}_loss_change", _mean(change), unit="nats", samples=change)
+        after = self._answer_losses(student, rows)
+        change = [b - a for a, b in zip(before, after, strict=True)]
+        for name, part in (("held_out", change[:split]), ("trained", change[split:])):
+            yield Measurement(f"{name}_loss_change", _mean(part), unit="nats", samples=part)
+        return tuned
 
-    def _answer_losses(self, rows: Sequence[dict]) -> list[float]:
-        """Mean token loss of each row's last answer."""
-        client = TransformersClient(self.fine_tuned, self.loaded_tokenizer, pack_weights=False)
+    def _align(
+        self, tuned: Any, rows: list[dict], seed: int, context: CellContext
+    ) -> Iterator[Measurement]:
+        """DPO on most pairs; what it does to the margins of the others."""
+        assert self.dpo is not None
+        limit, tokenizer = self.dpo.max_length, self.loaded_tokenizer
+        # the reference of the preferences is the fine-tuned model
+        model = tuned.merge_and_unload() if hasattr(tuned, "merge_and_unload") else tuned
+        pairs = usable_pairs(tokenizer, rows, max_length=limit)
+        split = max(1, round(len(pairs) * self.held_out))
+        yield Measurement("usable_pairs", len(pairs))
+        if len(pairs) <= split:
+            return
+        held = pairs[:split]
+        before = text_pair_logprobs(model, tokenizer, held, max_length=limit)
+        settings = replace(self.dpo, seed=seed)
+        folder = context.scratch / "dpo"
+        aligned = align_on_pairs(model, tokenizer, pairs[split:], settings, output_dir=folder)
+        after = text_pair_logprobs(aligned.eval(), tokenizer, held, max_length=limit)
+        change = [(a[0] - a[1]) - (b[0] - b[1]) for b, a in zip(before, after, strict=True)]
+        yield Measurement("margin_change", _mean(change), unit="nats", samples=change)
+
+    def _answer_losses(self, model: "PreTrainedModel", rows: Sequence[dict]) -> list[float]:
+        """Mean token loss of each row's last answer; adapters that lie in the model count."""
+        client = TransformersClient(model, self.loaded_tokenizer, pack_weights=False)
         asked = to_trl_sft(rows)
         prompts = [
             Prompt(tuple(Message(turn["role"], turn["content"]) for turn in row["prompt"]))
@@ -318,6 +329,11 @@ def figures(results: Results) -> Iterator[Figure]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _read_rows(path: Path) -> list[dict]:
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def _write_texts(path: Path, texts: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The figures of the Magpie reproduction."""
 
-from collections.abc import Iterator
-from pathlib import Path
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -105,16 +105,19 @@ def _extraction(results: Results) -> Iterator[Figure]:
 
 
 def _data_set(results: Results) -> Iterator[Figure]:
-    import json
-
     rows = results.select("pipeline", "kept_share")
-    stats_file = _first_existing(
-        results.artifacts("pipeline", row.arm, row.seed) / "data" / "stats.json"
-        for row in rows.itertuples()
-    )
-    if stats_file is None:
+    folders = [
+        results.artifacts("pipeline", row.arm, row.seed) / "data" for row in rows.itertuples()
+    ]
+    folder = next((place for place in folders if (place / "stats.json").exists()), None)
+    if folder is None:
         return
-    tags = json.loads(stats_file.read_text())["tags"]
+    yield from _tags(json.loads((folder / "stats.json").read_text())["tags"])
+    with (folder / "final.jsonl").open(encoding="utf-8") as lines:
+        yield from _lengths([json.loads(line) for line in lines])
+
+
+def _tags(tags: Mapping[str, Mapping[str, int]]) -> Iterator[Figure]:
     figure, axes = new_figure(1, max(1, len(tags)), width=3.4, squeeze=False)
     for axis, (name, histogram) in zip(axes[0], tags.items(), strict=False):
         axis.barh(list(histogram), list(histogram.values()))
@@ -124,5 +127,11 @@ def _data_set(results: Results) -> Iterator[Figure]:
     yield Figure("tags", caption=caption, figure=figure)
 
 
-def _first_existing(paths) -> Path | None:
-    return next((path for path in paths if path.exists()), None)
+def _lengths(rows: Sequence[Mapping[str, str]]) -> Iterator[Figure]:
+    figure, axes = new_figure(1, 2, width=3.2)
+    for axis, name in zip(axes, ("instruction", "response"), strict=True):
+        axis.hist([len(row[name]) for row in rows], bins=12)
+        axis.set_xlabel(f"{name} length (characters)")
+    axes[0].set_ylabel("rows")
+    caption = "Lengths of the final queries and answers."
+    yield Figure("lengths", caption=caption, figure=figure)

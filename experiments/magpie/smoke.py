@@ -1,4 +1,4 @@
-"""Stand-ins that make the smoke profile run in seconds: random weights, hashed words."""
+"""Stand-ins that make the smoke profile run in seconds: a short training, hashed words."""
 
 import hashlib
 
@@ -8,9 +8,9 @@ from ritornello.experiments.magpie.toy_world import make_world, toy_tokenizer, t
 
 
 def barely_trained_model():
-    """The toy world's model after two steps."""
+    """The toy world's model after as many steps as it takes to end its turns."""
     world = make_world()
-    return train_toy_model(world, toy_tokenizer(world), loss_on="all", steps=2)
+    return train_toy_model(world, toy_tokenizer(world), loss_on="all", steps=80)
 
 
 def toy_world_tokenizer():

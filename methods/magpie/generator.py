@@ -108,7 +108,11 @@ class MagpieGenerator:
         )
 
     def instructions(self, n: int, *, first: int = 0) -> list[Instruction]:
-        """Draws queries number `first` to `first + n - 1` (step 1)."""
+        """Draws queries number `first` to `first + n - 1` (step 1).
+
+        Raises:
+            ValueError: n < 1.
+        """
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
         prompts = [Prompt(text=self.parts.pre_query)] * n
@@ -117,7 +121,15 @@ class MagpieGenerator:
     def responses(
         self, instructions: Sequence[str | Instruction], *, greedy: bool = True
     ) -> list[Completion]:
-        """Answers queries (step 2): greedy as in the paper, or with the temperature of step 1."""
+        """Answers queries (step 2): greedy as in the paper, or with the temperature of step 1.
+
+        Args:
+            instructions: queries, sampled or written.
+            greedy: temperature 0.
+
+        Returns:
+            One completion per query, in order.
+        """
         texts = [i.text if isinstance(i, Instruction) else i for i in instructions]
         prompts = [Prompt(text=self.response_parts.with_query(text)) for text in texts]
         return self.llm.generate(prompts, self.response_params(greedy=greedy))
@@ -139,12 +151,16 @@ class MagpieGenerator:
 
         The query of each further round is drawn after the rendered history under a system message
         about conversations of several rounds; the answer, greedy, does not see that message, nor
-        is it stored. A row whose next query comes out empty ends there. Draws are numbered by the
+        is it stored. A row whose next query comes out empty or is cut off by the budget ends there.
+        Draws are numbered by the
         row's `index`, or by its place where it has none: with an index, a row's conversation does
         not depend on its company.
 
         Returns:
             New rows with `instruction_2`, `response_2`, ... added.
+
+        Raises:
+            ValueError: turns < 2, or a chat template without system messages.
         """
         if turns < 2:
             raise ValueError(f"turns must be >= 2, got {turns}")
@@ -156,7 +172,7 @@ class MagpieGenerator:
             system = {"role": "system", "content": MULTI_TURN_SYSTEM}
             prompts = [Prompt(text=self.parts.after([system, *histories[i]])) for i in going]
             queries = self._ask_queries(prompts, [numbers[i] for i in going])
-            going, queries = _nonempty(going, queries)
+            going, queries = _complete(going, queries)
             asked = [
                 Prompt(
                     text=self.response_parts.render(
@@ -217,8 +233,12 @@ def conversation(row: Mapping[str, object]) -> list[dict[str, str]]:
     return turns
 
 
-def _nonempty(
+def _complete(
     going: Sequence[int], queries: Sequence[Instruction]
 ) -> tuple[list[int], list[Instruction]]:
-    pairs = [(i, query) for i, query in zip(going, queries, strict=True) if query.text]
+    pairs = [
+        (i, query)
+        for i, query in zip(going, queries, strict=True)
+        if query.text and query.finish_reason != "length"
+    ]
     return [i for i, _ in pairs], [query for _, query in pairs]

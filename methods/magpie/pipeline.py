@@ -27,7 +27,12 @@ from ritornello.common.models import load_minilm, load_smollm2, load_smollm2_tok
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.export import to_sharegpt, write_atomically, write_jsonl
 from ritornello.methods.magpie.filters import FILTERS, filter_rows, longest
-from ritornello.methods.magpie.generator import Instruction, MagpieGenerator, warn_if_endless
+from ritornello.methods.magpie.generator import (
+    MULTI_TURN_SYSTEM,
+    Instruction,
+    MagpieGenerator,
+    warn_if_endless,
+)
 from ritornello.methods.magpie.preferences import Reward, build_preferences
 from ritornello.methods.magpie.sanitizer import (
     Compat,
@@ -127,7 +132,8 @@ class MagpiePipeline:
 
     Raises:
         ValueError: `llm` without `tokenizer` or the other way round, preference pairs without a
-            reward, a filter that reads what is not made, a template that cannot be split.
+            reward, a filter that reads what is not made, a template that cannot be split, several
+            turns with a template without system messages.
     """
 
     def __init__(
@@ -157,6 +163,8 @@ class MagpiePipeline:
         self._base_responder = base_responder
         self._parts = ChatTemplateParts.from_tokenizer(tokenizer, system=config.system)
         self._answer_parts = ChatTemplateParts.from_tokenizer(tokenizer)
+        if config.turns > 1:
+            self._parts.after([{"role": "system", "content": MULTI_TURN_SYSTEM}])
 
     def run(self, out_dir: str | Path) -> dict[str, object]:
         """Makes (or completes) the data set; returns its statistics.

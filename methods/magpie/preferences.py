@@ -147,12 +147,22 @@ class SequenceReward:
         return rewards
 
 
-def load_sequence_reward(name_or_path: str, *, device: str = "cuda") -> SequenceReward:
-    """A reward model from the hub or a folder, in bfloat16."""
+def load_sequence_reward(
+    name_or_path: str, *, device: str = "cuda", trust_remote_code: bool = False
+) -> SequenceReward:
+    """A reward model from the hub or a folder, in bfloat16.
+
+    Args:
+        name_or_path: hub id or folder.
+        device: where it runs.
+        trust_remote_code: run the model's own code, which ArmoRM needs.
+    """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = AutoModelForSequenceClassification.from_pretrained(name_or_path, dtype=torch.bfloat16)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        name_or_path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code
+    )
     return SequenceReward(model.to(device), tokenizer)

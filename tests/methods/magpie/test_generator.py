@@ -103,8 +103,9 @@ def test_a_conversation_does_not_depend_on_the_rows_beside_it(parts):
     assert generator.multi_turn(rows[2:]) == generator.multi_turn(rows)[2:]
 
 
-def test_a_conversation_ends_where_the_next_query_is_empty(parts):
-    llm = ScriptedClient(lambda prompt, params: "" if params.temperature else "reply")
+@pytest.mark.parametrize("query", ["", Completion("cut of", "length")], ids=["empty", "cut off"])
+def test_a_conversation_ends_where_the_next_query_is_not_whole(parts, query):
+    llm = ScriptedClient(lambda prompt, params: query if params.temperature else "reply")
     rows = [{"instruction": "q1", "response": "r1"}]
     assert MagpieGenerator(llm, parts).multi_turn(rows, turns=4) == rows
 
