@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ritornello.common.kernels.block_gemm import block_scaled_matmul, pack_int4, unpack_int4
-from ritornello.common.kernels.quantize import smooth_quantize
+from ritornello.common.kernels.quantize import rotate_smooth_quantize, smooth_quantize
 from ritornello.methods.rrs.config import check_finite
 from ritornello.methods.rrs.quantizers import Quantized, round_symmetric
 from ritornello.methods.rrs.rotation import InputRotation
@@ -105,10 +105,15 @@ def integer_linear(
     scale: GroupedScale,
     quantizer: ActivationQuantizer,
     backend: str | None = None,
+    *,
+    rotate: bool = False,
 ) -> Float[Tensor, "batch tokens out"]:
-    """Y[t,o] = a[t] w[o] sum_b s_b sum_{j in b} q[t,j] Wq[o,j] with given smoothing scales."""
+    """Y[t,o] = a[t] w[o] sum_b s_b sum_{j in b} q[t,j] Wq[o,j] with given smoothing scales.
+
+    With `rotate`, x H / sqrt(channels) is rounded, in the same kernel on a GPU.
+    """
     group_size = x.shape[-1] if quantizer.stat is None else quantizer.group_size
-    q, row_scale = smooth_quantize(
+    q, row_scale = (rotate_smooth_quantize if rotate else smooth_quantize)(
         x,
         *scale,
         group_size=group_size,
@@ -301,10 +306,9 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch channels"]) -> Float[Tensor, "*batch out"]:
         """The layer's output, in the dtype of `x`."""
-        if self.rotation is not None:
-            x = self.rotation(x)
         if self.quantizer.bits == 16:
-            y = nn.functional.linear(x, self._ready_weight().to(x.dtype), self.bias)
+            weight = self._ready_weight().to(x.dtype)
+            y = nn.functional.linear(self._turned(x), weight, self.bias)
         else:
             y = self._quantized_product(x)
         if self.output_bits < 16:
@@ -312,15 +316,28 @@ class QuantLinear(nn.Module):
             y = (levels * step).to(y.dtype)
         return y
 
+    def _turned(self, x: Tensor) -> Tensor:
+        return x if self.rotation is None else self.rotation(x)
+
     def _quantized_product(self, x: Tensor) -> Tensor:
         rows, keep = self._sequences(x)
-        scale = self._smoothing_scale(rows, keep)
-        if self.execution == "simulate":
+        integer = self.execution == "integer"
+        scale = self._held_scale(rows)
+        # Scales that are known beforehand do not need the turned input: the quantiser turns it.
+        rotate = integer and scale is not None and self._rotates_whole
+        if not rotate:
+            rows = self._turned(rows)
+        if scale is None:
+            scale = find_scale(rows, self.quantizer, keep)
+            if self.quantizer.decode == "reuse":
+                self._prefill_scale = self.context.prefills, scale
+        if not integer:
             rounded = fake_quantize(rows, scale, self.quantizer)
             y = nn.functional.linear(rounded, self._ready_weight().to(x.dtype), self.bias)
         else:
             weight = self._ready_weight()
-            y = integer_linear(rows, weight, self.weight_scale.float(), scale, self.quantizer)
+            w_scale = self.weight_scale.float()
+            y = integer_linear(rows, weight, w_scale, scale, self.quantizer, rotate=rotate)
             y = (y if self.bias is None else y + self.bias).to(x.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
@@ -332,21 +349,23 @@ class QuantLinear(nn.Module):
         rows = x[None] if x.ndim == 1 else x
         return rows.reshape(-1, *rows.shape[-2:]), None
 
-    def _smoothing_scale(self, rows: Tensor, keep: Tensor | None) -> GroupedScale:
-        reuse = self.quantizer.decode == "reuse"
+    @property
+    def _rotates_whole(self) -> bool:
+        return self.rotation is not None and self.rotation.is_whole(self.in_features)
+
+    def _held_scale(self, rows: Tensor) -> GroupedScale | None:
+        """The scales of the prefill that is being continued, under decode="reuse"."""
         prefill, held = self._prefill_scale or (None, None)
         # An expert may have been left out by the prefill: then it holds none, or an earlier one.
-        if reuse and self.context.continuing and held and prefill == self.context.prefills:
-            if len(held.order) != len(rows):
-                raise ValueError(
-                    f"decode='reuse': the prefill had {len(held.order)} sequences, "
-                    f"this forward has {len(rows)}; accepted: the same batch, or decode='online'"
-                )
-            return held
-        scale = find_scale(rows, self.quantizer, keep)
-        if reuse:
-            self._prefill_scale = self.context.prefills, scale
-        return scale
+        current = self.context.continuing and prefill == self.context.prefills
+        if self.quantizer.decode == "online" or held is None or not current:
+            return None
+        if len(held.order) != len(rows):
+            raise ValueError(
+                f"decode='reuse': the prefill had {len(held.order)} sequences, "
+                f"this forward has {len(rows)}; accepted: the same batch, or decode='online'"
+            )
+        return held
 
     def extra_repr(self) -> str:
         """Widths and bits."""

@@ -130,6 +130,10 @@ class InputRotation:
         by_head = x.unflatten(-1, (self.heads, -1)).transpose(-1, -2)
         return block_hadamard(by_head, self.block).transpose(-1, -2).flatten(-2)
 
+    def is_whole(self, channels: int) -> bool:
+        """Whether it is one Hadamard matrix over all channels, which a kernel may take in."""
+        return self.heads is None and self.block == channels
+
     def __repr__(self) -> str:
         return f"InputRotation(block={self.block}, heads={self.heads})"
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ritornello.common.kernels.compiled import build_obstacle, load_library
+from ritornello.common.kernels.hadamard import cpu as hadamard
 
 _PACKAGE, _SOURCE = "ritornello.common.kernels.quantize", "quantize.cpp"
 # Starting a thread costs tens of microseconds: below this many values one is faster.
@@ -63,6 +64,14 @@ def smooth_quantize(
             ctypes.c_int(_threads(tokens * channels)),
         )
     return q, row_scale
+
+
+def rotate_smooth_quantize(
+    x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
+) -> tuple[Tensor, Tensor]:
+    """`smooth_quantize` of x H / sqrt(channels)."""
+    turned = hadamard.transform(x.float(), x.shape[2] ** -0.5, transpose=False)
+    return smooth_quantize(turned, order, group_scale, group_size, levels, clip)
 
 
 def _threads(values: int) -> int:

@@ -1,4 +1,4 @@
-"""The operators `ritornello::channel_absmax` and `ritornello::smooth_quantize`.
+"""The operators `ritornello::channel_absmax`, `smooth_quantize` and `rotate_smooth_quantize`.
 
 Rounding has no useful derivative and a maximum over tokens is used as a constant, so neither has
 a gradient: a caller that trains through a quantiser adds its own straight-through estimator.
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
+from ritornello.common.kernels.hadamard import hadamard_factors
 from ritornello.common.kernels.quantize import cpu, reference
 
 
@@ -69,6 +70,35 @@ def smooth_quantize(
     Raises:
         ValueError: shapes or values do not fit, or the forced backend cannot run.
     """
+    _check(x, order, group_scale, group_size, bits)
+    return _smooth_quantize(x, order, group_scale, group_size, 2 ** (bits - 1) - 1, clip, backend)
+
+
+def rotate_smooth_quantize(
+    x: Float[Tensor, "batch tokens channels"],
+    order: Int[Tensor, "batch channels"],
+    group_scale: Float[Tensor, "batch groups"],
+    *,
+    group_size: int,
+    bits: int = 4,
+    clip: float = 1.0,
+    backend: str | None = None,
+) -> tuple[Int8[Tensor, "batch tokens channels"], Float[Tensor, "batch tokens"]]:
+    """`smooth_quantize` of x H / sqrt(channels): on a GPU turned and rounded in one pass over x.
+
+    H is `hadamard_matrix(channels)`; the turned values are float32 whatever `x` is. Arguments and
+    errors otherwise as in `smooth_quantize`, where `order` and `group_scale` belong to x H.
+
+    Raises:
+        ValueError: as there, or there is no Hadamard matrix of this order.
+    """
+    _check(x, order, group_scale, group_size, bits)
+    hadamard_factors(x.shape[2])
+    levels = 2 ** (bits - 1) - 1
+    return _rotate_smooth_quantize(x, order, group_scale, group_size, levels, clip, backend)
+
+
+def _check(x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, bits: int) -> None:
     _check_activations(x)
     batch, _, channels = x.shape
     if not 2 <= bits <= 8:
@@ -81,7 +111,6 @@ def smooth_quantize(
             f"order and group_scale must have the shapes {(batch, channels)} and "
             f"{(batch, groups)}, got {tuple(order.shape)} and {tuple(group_scale.shape)}"
         )
-    return _smooth_quantize(x, order, group_scale, group_size, 2 ** (bits - 1) - 1, clip, backend)
 
 
 def _check_activations(x: Tensor) -> None:
@@ -133,6 +162,21 @@ def _smooth_quantize(
     return chosen.smooth_quantize(x, order, group_scale, group_size, levels, clip)
 
 
+@torch.library.custom_op("ritornello::rotate_smooth_quantize", mutates_args=())
+def _rotate_smooth_quantize(
+    x: Tensor,
+    order: Tensor,
+    group_scale: Tensor,
+    group_size: int,
+    levels: int,
+    clip: float,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    chosen = _implementation("rotate_smooth_quantize", backend, x.device)
+    return chosen.rotate_smooth_quantize(x, order, group_scale, group_size, levels, clip)
+
+
+@_rotate_smooth_quantize.register_fake
 @_smooth_quantize.register_fake
 def _(x, order, group_scale, group_size, levels, clip, backend):
     return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:2], dtype=torch.float32)

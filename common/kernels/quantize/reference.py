@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ritornello.common.kernels.hadamard import reference as hadamard
+
 
 def channel_absmax(x: Tensor, keep: Tensor | None, normalize_tokens: bool) -> Tensor:
     """Largest |x| of each channel over the tokens: (B, T, C) to (B, C)."""
@@ -27,3 +29,11 @@ def smooth_quantize(
     row_scale = torch.where(row_scale == 0, 1, row_scale)
     q = torch.round(smoothed / row_scale).clamp(-levels - 1, levels)
     return q.to(torch.int8), row_scale[..., 0]
+
+
+def rotate_smooth_quantize(
+    x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
+) -> tuple[Tensor, Tensor]:
+    """`smooth_quantize` of x H / sqrt(channels)."""
+    turned = hadamard.transform(x.float(), x.shape[2] ** -0.5, transpose=False)
+    return smooth_quantize(turned, order, group_scale, group_size, levels, clip)

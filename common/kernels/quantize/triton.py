@@ -8,6 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ritornello.common.kernels.hadamard.triton import (
+    fuses_base,
+    padded_base,
+    rotate_tile,
+    transform,
+)
+
 _ROWS = 32
 _COLUMNS = 128
 _CHUNK = 1024
@@ -157,5 +164,82 @@ def smooth_quantize(
         float(levels),
         clip,
         CHUNK=_CHUNK,
+    )
+    return q, row_scale
+
+
+@triton.jit
+def _rotate_smooth_quantize_kernel(
+    x_ptr,
+    base_ptr,
+    rank_ptr,
+    scale_ptr,
+    q_ptr,
+    row_scale_ptr,
+    tokens,
+    groups,
+    group_size,
+    factor,
+    levels,
+    clip,
+    ORDER: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    FUSED_BASE: tl.constexpr,
+):
+    """One token: turned in registers, divided, rounded and stored at its sorted places."""
+    POWER: tl.constexpr = 1 << STAGES
+    token = tl.program_id(0).to(tl.int64)
+    sequence = token // tokens
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, POWER)[None, :]
+    inside = (row < ORDER) & (column < POWER)
+    channel = row * POWER + column
+    channels = ORDER * POWER
+    x = tl.load(x_ptr + token * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    square = tl.arange(0, ROWS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    turned = rotate_tile(x, tl.load(base_ptr + square), ROWS, STAGES, FUSED_BASE) * factor
+    place = tl.load(rank_ptr + sequence * channels + channel, mask=inside, other=0)
+    scale = tl.load(scale_ptr + sequence * groups + place // group_size, mask=inside, other=1.0)
+    smoothed = tl.where(inside, tl.div_rn(turned, scale), 0.0)
+    step = tl.div_rn(tl.max(tl.max(tl.abs(smoothed), axis=1), axis=0) * clip, levels)
+    step = tl.where(step == 0.0, 1.0, step)
+    tl.store(row_scale_ptr + token, step)
+    level = _half_even(tl.div_rn(smoothed, step))
+    level = tl.minimum(tl.maximum(level, -levels - 1.0), levels)
+    tl.store(q_ptr + token * channels + place, level.to(tl.int8), mask=inside)
+
+
+def rotate_smooth_quantize(
+    x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
+) -> tuple[Tensor, Tensor]:
+    """`smooth_quantize` of x H / sqrt(channels); in two kernels where the base is large."""
+    x = x.contiguous()
+    batch, tokens, channels = x.shape
+    factor = channels**-0.5
+    if not fuses_base(channels):
+        turned = transform(x.float(), factor, transpose=False)
+        return smooth_quantize(turned, order, group_scale, group_size, levels, clip)
+    padded, power = padded_base(channels, False, x.device)
+    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    row_scale = torch.empty(batch, tokens, device=x.device)
+    _rotate_smooth_quantize_kernel[(batch * tokens,)](
+        x,
+        padded,
+        order.argsort(dim=1),
+        group_scale.float().contiguous(),
+        q,
+        row_scale,
+        tokens,
+        group_scale.shape[1],
+        group_size,
+        factor,
+        float(levels),
+        clip,
+        ORDER=channels // power,
+        ROWS=len(padded),
+        STAGES=power.bit_length() - 1,
+        FUSED_BASE=channels > power,
+        num_warps=8 if channels >= 4096 else 4,
     )
     return q, row_scale

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from ritornello.common.kernels.dispatch import triton_obstacle
-from ritornello.common.kernels.quantize import channel_absmax, cpu, smooth_quantize
+from ritornello.common.kernels.hadamard import hadamard_matrix
+from ritornello.common.kernels.quantize import (
+    channel_absmax,
+    cpu,
+    rotate_smooth_quantize,
+    smooth_quantize,
+)
 
 
 def fast_backends():
@@ -58,6 +64,30 @@ def test_levels_equal_the_reference(backend, bits, shape):
     assert difference.sum() <= 1e-3 * difference.numel()
 
 
+@pytest.mark.parametrize("channels", [1, 12, 64, 192, 148])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("backend", ["reference", *fast_backends()])
+def test_turning_and_rounding_at_once_is_one_after_the_other(backend, dtype, channels):
+    """Orders with a power of two alone, a fused base, a narrow tile and a base too large."""
+    x = activations(2, 5, channels).to(dtype)
+    turned = x.float() @ hadamard_matrix(channels) * channels**-0.5
+    descending, order = channel_absmax(turned).clamp(min=1e-5).sort(dim=1, descending=True)
+    given = {"group_size": 24, "clip": 0.9, "backend": backend}
+    scale = descending[:, ::24].contiguous()
+    fast, fast_scale = rotate_smooth_quantize(x, order, scale, **given)
+    slow, slow_scale = smooth_quantize(turned, order, scale, **given | {"backend": "reference"})
+    torch.testing.assert_close(fast_scale, slow_scale, rtol=1e-5, atol=0)
+    difference = (fast.int() - slow.int()).abs()
+    assert difference.max() <= 1
+    assert difference.sum() <= 2e-3 * difference.numel()
+
+
+def test_orders_without_a_matrix_are_named():
+    x = torch.ones(1, 2, 6)
+    with pytest.raises(ValueError, match="n=6"):
+        rotate_smooth_quantize(x, torch.arange(6)[None], torch.ones(1, 1), group_size=6)
+
+
 @pytest.mark.parametrize("backend", ["reference", *fast_backends()])
 def test_hand_made_case_rounds_half_to_even_and_reaches_the_lowest_level(backend):
     # Sorted order 2, 0, 1; scales 4 and 2 (groups of two); clip 0.875 lets -8 be reached.
@@ -93,6 +123,8 @@ def test_operators_are_registered_properly(backend):
     torch.library.opcheck(absmax, (x, None, True, backend), test_utils=utils)
     quantize = operators.smooth_quantize.default
     torch.library.opcheck(quantize, (x, order, scale, 16, 7, 1.0, backend), test_utils=utils)
+    turned = operators.rotate_smooth_quantize.default
+    torch.library.opcheck(turned, (x, order, scale, 16, 7, 1.0, backend), test_utils=utils)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from ritornello.common.kernels.block_gemm import pack_int4
+from ritornello.common.kernels.hadamard import hadamard_matrix
 from ritornello.methods.rrs import (
     QuantLinear,
     quantize_per_token,
@@ -16,6 +17,7 @@ from ritornello.methods.rrs.clipping import best_share, search_clipping, weight_
 from ritornello.methods.rrs.gptq import Hessian, gptq_quantize
 from ritornello.methods.rrs.linear import ActivationQuantizer, TokenContext
 from ritornello.methods.rrs.reference import runtime_smooth_linear
+from ritornello.methods.rrs.rotation import InputRotation
 
 
 @pytest.fixture
@@ -135,6 +137,30 @@ def test_decode_reuses_the_scales_of_the_prefill(x, weight):
     made.context.shape = (1, 1)
     with pytest.raises(ValueError, match="prefill had 2 sequences"):
         made(x[:1, 8:])
+
+
+@pytest.mark.parametrize("execution", ["simulate", "integer"])
+def test_a_rotated_layer_reuses_the_scales_of_the_rotated_prefill(weight, execution, generator):
+    x = torch.randn(2, 9, 96, generator=generator)
+    made = layer(weight, execution=execution, decode="reuse")
+    made.rotation = InputRotation(96)
+    turned = x @ hadamard_matrix(96) * 96**-0.5
+    plain = layer(weight, decode="reuse")
+    for made_, input_ in ((made, x), (plain, turned)):
+        made_.context = TokenContext(shape=(2, 8))
+        made_.prefill = made_(input_[:, :8])
+        made_.context.shape, made_.context.continuing = (2, 1), True
+    torch.testing.assert_close(made.prefill, plain.prefill, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(made(x[:, 8:]), plain(turned[:, 8:]), rtol=1e-4, atol=1e-3)
+
+
+def test_a_new_prefill_replaces_the_scales_of_an_earlier_one(x, weight):
+    made = layer(weight, decode="reuse", group_size=1)
+    made.context = TokenContext(shape=(2, 9))
+    made(100 * x)
+    made.context.prefills += 1  # one that left this layer out, as a router may
+    made.context.continuing = True
+    torch.testing.assert_close(made(x), layer(weight, group_size=1)(x))
 
 
 def test_more_bits_err_less(x, generator):
