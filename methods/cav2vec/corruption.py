@@ -152,7 +152,8 @@ class ObjectOcclusion:
             followed = landmarks[segment, generator.integers(landmarks.shape[1])]
             offset = generator.integers(10, 30, size=2) * scale
             left, top = np.round(followed - offset).astype(int).T
-            result[segment] = overlay(frames[segment], patch.image, patch.alpha, top, left)
+            part = result[segment]
+            overlay(part, patch.image, patch.alpha, top, left, out=part)
         return Corrupted(result, flagged(len(frames), segments))
 
 

@@ -61,6 +61,8 @@ class ResNetTrunk(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         for stage in range(1, self.num_stages + 1):
+            if stage == self.num_stages and x.device.type == "cpu":
+                x = x.contiguous()  # on pictures of 3 × 3 a CPU is faster without channels last
             x = getattr(self, f"layer{stage}")(x)
         return x.mean(dim=(2, 3))
 

@@ -38,24 +38,21 @@ void blur_row(const float* const* rows, const float* taps, int reach, int64_t co
 
 }  // namespace
 
-// frames: (n, height, width, channels), changed in place; over: the patch times its opacity
-// (rows, columns, channels); rest: one minus the opacity (rows, columns); top, left: (n).
+// frames: (n, height, width) with the channels of a pixel side by side, changed in place; over: the
+// patch times its opacity (rows, columns); rest: one minus the opacity (rows, columns); top, left:
+// (n). Widths, columns and left count channels.
 extern "C" void overlay(uint8_t* frames, const double* over, const double* rest,
                         const int64_t* top, const int64_t* left, int64_t n, int64_t height,
-                        int64_t width, int64_t channels, int64_t rows, int64_t columns,
-                        int64_t threads) {
+                        int64_t width, int64_t rows, int64_t columns, int64_t threads) {
   in_parallel(n, threads, [=](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = std::max<int64_t>(0, -left[t]);
       const int64_t last = std::min(columns, width - left[t]);
       for (int64_t y = std::max<int64_t>(0, -top[t]); y < std::min(rows, height - top[t]); ++y) {
-        uint8_t* row = frames + ((t * height + top[t] + y) * width + left[t]) * channels;
-        for (int64_t x = first; x < last; ++x) {
-          for (int64_t c = 0; c < channels; ++c) {
-            const int64_t i = x * channels + c;
-            row[i] = uint8_t(row[i] * rest[y * columns + x] + over[y * columns * channels + i]);
-          }
-        }
+        uint8_t* __restrict row = frames + (t * height + top[t] + y) * width + left[t];
+        const double* __restrict add = over + y * columns;
+        const double* __restrict keep = rest + y * columns;
+        for (int64_t x = first; x < last; ++x) row[x] = uint8_t(int(row[x] * keep[x] + add[x]));
       }
     }
   });

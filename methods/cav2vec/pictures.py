@@ -34,6 +34,7 @@ def overlay(
     alpha: Float[np.ndarray, "rows columns"],
     top: Int[np.ndarray, " n"],
     left: Int[np.ndarray, " n"],
+    out: UInt8[np.ndarray, "n height width *channels"] | None = None,
     backend: str | None = None,
 ) -> UInt8[np.ndarray, "n height width *channels"]:
     """Blends a patch into every frame at its own place; what lies outside the frame is cut off.
@@ -46,34 +47,43 @@ def overlay(
         alpha: opacity in [0, 1].
         top: row of the patch's upper edge in each frame; may be negative.
         left: column of its left edge.
+        out: receives the result, and may be `frames`; a new array when absent.
         backend: "compiled" or "numpy"; the fastest when absent.
 
     Raises:
-        ValueError: a patch whose size or channels do not fit.
+        ValueError: a patch whose size or channels do not fit; an `out` of another shape or type,
+            or with gaps.
     """
     if patch.shape[:2] != alpha.shape or patch.shape[2:] != frames.shape[3:]:
         raise ValueError(
             f"patch must fit alpha {alpha.shape} and the channels of frames {frames.shape}, "
             f"got {patch.shape}"
         )
-    over = patch * alpha.reshape(*alpha.shape, *[1] * (patch.ndim - 2))
-    rest = 1 - alpha
+    if out is None:
+        out = np.array(frames, order="C")
+    elif out.shape != frames.shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        raise ValueError(
+            f"out must be one piece of uint8 {frames.shape}, got {out.dtype} {out.shape}"
+        )
+    elif out is not frames:
+        np.copyto(out, frames)
+    channels = int(np.prod(frames.shape[3:]))
+    opacity = np.broadcast_to(alpha if patch.ndim == 2 else alpha[..., None], patch.shape)
+    over, rest = patch * opacity, 1 - opacity
     rows, columns = alpha.shape
     if _compiled("overlay", backend):
-        result = np.array(frames, order="C")
         doubles = [np.ascontiguousarray(x, dtype=np.float64) for x in (over, rest)]
-        places = [np.ascontiguousarray(x, dtype=np.int64) for x in (top, left)]
-        channels = int(np.prod(frames.shape[3:]))
-        _call("overlay", (result, *doubles, *places), *frames.shape[:3], channels, rows, columns)
-        return result
-    result = frames.copy()
+        places = [np.ascontiguousarray(x, dtype=np.int64) for x in (top, channels * left)]
+        count, height, width = frames.shape[:3]
+        sizes = (count, height, width * channels, rows, columns * channels)
+        _call("overlay", (out, *doubles, *places), *sizes)
+        return out
     height, width = frames.shape[1:3]
-    for frame, y, x in zip(result, top.tolist(), left.tolist(), strict=True):
+    for frame, y, x in zip(out, top.tolist(), left.tolist(), strict=True):
         shown = slice(max(0, -y), max(0, height - y)), slice(max(0, -x), max(0, width - x))
         under = frame[max(0, y) : max(0, y + rows), max(0, x) : max(0, x + columns)]
-        weight = rest[shown].reshape(under.shape[:2] + (1,) * (frames.ndim - 3))
-        under[:] = (under * weight + over[shown]).astype(np.uint8)
-    return result
+        under[:] = (under * rest[shown] + over[shown]).astype(np.uint8)
+    return out
 
 
 def gaussian_blur(

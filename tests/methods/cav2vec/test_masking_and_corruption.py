@@ -203,8 +203,15 @@ def test_the_compiled_loops_give_the_values_of_the_plain_ones(channels, monkeypa
             opacity = np.tile(alpha[:, None], columns).clip(0.2, 0.8)
             top, left = rng.integers(-50, 50, (2, count))
             kept = pictures.copy()
-            laid = [overlay(pictures, patch, opacity, top, left, b) for b in ("compiled", "numpy")]
-            np.testing.assert_array_equal(*laid)
+            compiled, plain = (
+                overlay(pictures, patch, opacity, top, left, backend=b)
+                for b in ("compiled", "numpy")
+            )
+            np.testing.assert_array_equal(compiled, plain)
+            for target in (np.zeros_like(pictures), pictures.copy()):
+                source = pictures if not target.any() else target
+                overlay(source, patch, opacity, top, left, target)
+                np.testing.assert_array_equal(target, plain)
             if not channels:
                 sigma = rng.uniform(0.1, 2)
                 blurred = [gaussian_blur(pictures, sigma, b) for b in ("compiled", "numpy")]
@@ -257,9 +264,11 @@ def test_patches_are_read_from_folders(tmp_path):
 
 
 def test_bad_pictures_are_told():
-    pictures = np.zeros((2, 8, 8), np.uint8)
+    pictures, patch = np.zeros((2, 8, 8), np.uint8), np.ones((3, 2))
     with pytest.raises(ValueError, match="patch must fit"):
         overlay(pictures, np.ones((2, 3)), np.ones((3, 2)), np.zeros(2, int), np.zeros(2, int))
+    with pytest.raises(ValueError, match="out must be one piece"):
+        overlay(pictures, patch, patch, *np.zeros((2, 2), int), out=np.zeros((2, 8, 9), np.uint8))
     with pytest.raises(ValueError, match="at least 4 pixels"):
         gaussian_blur(pictures[:, :3], 1.0)
     pictures, lips = clip()
