@@ -9,16 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
-from ritornello.experiments.topograph.data import SegmentationData
+from ritornello.experiments.topograph.data import Pairs, SegmentationData
 from ritornello.experiments.topograph.figures import figures
 from ritornello.experiments.topograph.networks import networks, scores_around
 from ritornello.experiments.topograph.training import Objective, Recipe, Trainer, predict
-from ritornello.methods.topograph import betti_errors, critical_regions, diu, published_count
+from ritornello.methods.topograph import (
+    TopographLoss,
+    betti_errors,
+    critical_regions,
+    diu,
+    published_count,
+)
 from ritornello.methods.topograph.codes import Connectivity
 from ritornello.methods.topograph.overlap import soft_skeleton
 
@@ -111,10 +117,13 @@ def _centreline_overlap(pred: Tensor, gt: Tensor) -> Tensor:
 class LossTime(Experiment):
     """Processor time of a loss, forward and backward, on one thread, by image size.
 
+    All sizes are timed in turn, in rounds, so that a machine that slows down slows all of them; of
+    each size the median over rounds is taken. A round calls small sizes several times.
+
     Attributes:
         sizes: heights and widths of the generated networks.
         fit_from: the growth exponent is fitted to sizes from here on.
-        seconds: time spent on each size, one call at least.
+        seconds: time spent on rounds, one round at least.
     """
 
     sizes: list[int]
@@ -122,10 +131,11 @@ class LossTime(Experiment):
     seconds: float
 
     def measure(self, arm: nn.Module, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        problems = {size: _timed_problem(size, cell.seed) for size in self.sizes}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            times = {size: self._time(arm, size, cell.seed) for size in self.sizes}
+            times = self._times(arm, problems)
         finally:
             torch.set_num_threads(threads)
         for size, value in times.items():
@@ -135,18 +145,31 @@ class LossTime(Experiment):
             logs = np.log2([[size**2, times[size]] for size in fitted])
             yield Measurement("growth_exponent", np.polyfit(*logs.T, deg=1)[0])
 
-    def _time(self, loss: nn.Module, size: int, seed: int) -> float:
-        _, target = networks(1, size, seed)
-        logits = scores_around(target, seed, noise=0.7).requires_grad_()
-        small = logits.detach()[..., :32, :32].requires_grad_()
-        loss(small, target[:, :32, :32]).backward()  # builds, imports
-        times: list[float] = []
-        while not times or sum(times) < self.seconds:
-            logits.grad = None
-            started = time.process_time()
-            loss(logits, target).backward()
-            times.append(time.process_time() - started)
-        return float(np.median(times))
+    def _times(self, loss: nn.Module, problems: dict[int, Pairs]) -> dict[int, float]:
+        smallest = problems[min(problems)]
+        _seconds_a_call(loss, smallest, 1)  # builds, imports
+        rounds: dict[int, list[float]] = {size: [] for size in problems}
+        started = time.process_time()
+        while True:
+            for size, problem in problems.items():
+                calls = max(1, (max(problems) // size) ** 2 // 16)
+                rounds[size].append(_seconds_a_call(loss, problem, calls))
+            if time.process_time() - started >= self.seconds:
+                return {size: float(np.median(values)) for size, values in rounds.items()}
+
+
+def _timed_problem(size: int, seed: int) -> Pairs:
+    _, target = networks(1, size, seed)
+    return scores_around(target, seed, noise=0.7).requires_grad_(), target
+
+
+def _seconds_a_call(loss: nn.Module, problem: Pairs, calls: int) -> float:
+    logits, target = problem
+    started = time.process_time()
+    for _ in range(calls):
+        logits.grad = None
+        loss(logits, target).backward()
+    return (time.process_time() - started) / calls
 
 
 @dataclass(frozen=True)
@@ -173,20 +196,22 @@ class Guarantee(Experiment):
 
     def measure(self, arm: RegionRule, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         tables = [self._table(size, arm, cell.seed) for size in self.sizes]
-        count, strict, published, _ = table = torch.cat(tables, dim=1)
+        count, strict, published, _, loss = table = torch.cat(tables, dim=1)
         clean = count == 0
         yield _share("missed", clean & (strict > 0))
         yield _share("clean", clean)
         yield _share("flagged_without_error", ~clean & (strict == 0))
         counted = published >= 0
         yield _share("published_count_is_exact", (published == strict)[counted])
-        ranks = torch.from_numpy(np.stack([_ranks(count), _ranks(strict)]))
-        yield Measurement("rank_correlation", torch.corrcoef(ranks)[0, 1].item())
-        np.save(context.artifacts / "pairs.npy", table.int().numpy())
+        for metric, values in (("rank_correlation", count), ("loss_rank_correlation", loss)):
+            ranks = torch.from_numpy(np.stack([_ranks(values), _ranks(strict)]))
+            yield Measurement(metric, torch.corrcoef(ranks)[0, 1].item())
+        np.save(context.artifacts / "pairs.npy", table.float().numpy())
 
     def _table(self, size: int, arm: RegionRule, seed: int) -> Tensor:
-        """Critical regions, ξ, published count (−1: not taken), Betti matching error; by pair."""
-        pred, gt = random_masks(self.pairs, size, seed)
+        """By pair: critical regions, ξ, published count (−1: none), Betti matching error, L_CG."""
+        scores, gt = random_scores(self.pairs, size, seed)
+        pred = scores > 0
         found, _ = critical_regions(pred, gt, connectivity=arm.connectivity, pad=arm.pad)
         regions = [len(image[image >= 0].unique()) for image in found]
         published = [
@@ -196,7 +221,17 @@ class Guarantee(Experiment):
         published += [-1] * (self.pairs - len(published))
         strict = diu(pred, gt, arm.connectivity).total
         counts = torch.tensor([regions, published])
-        return torch.stack([counts[0], strict, counts[1], betti_errors(pred, gt).matching])
+        objective = TopographLoss(
+            include_background=False, connectivity=arm.connectivity, pad=arm.pad
+        )
+        losses = torch.stack(
+            [
+                objective(torch.stack([-s, s])[None], g[None].long())
+                for s, g in zip(2 * scores, gt, strict=True)
+            ]
+        )
+        matching = betti_errors(pred, gt).matching
+        return torch.stack([counts[0], strict, counts[1], matching, losses.double()])
 
 
 def _ranks(values: Tensor) -> np.ndarray:
@@ -210,14 +245,14 @@ def _share(metric: str, chosen: Bool[Tensor, "pairs"]) -> Measurement:
     return Measurement(metric, values.mean().item(), samples=values.tolist())
 
 
-def random_masks(
+def random_scores(
     count: int, size: int, seed: int
-) -> tuple[Bool[Tensor, "count size size"], Bool[Tensor, "count size size"]]:
-    """Smooth masks, and the same with smooth noise of a strength that differs between pairs."""
+) -> tuple[Float[Tensor, "count size size"], Bool[Tensor, "count size size"]]:
+    """Smooth masks, and before them scores with smooth noise of a strength that differs by pair."""
     generator = torch.Generator().manual_seed(seed * 1009 + size)
     field, noise = (
         F.avg_pool2d(torch.randn(count, 1, size, size, generator=generator), 3, 1, 1)
         for _ in range(2)
     )
     strength = torch.rand(count, 1, 1, 1, generator=generator)
-    return (field + strength * noise > 0)[:, 0], (field > 0)[:, 0]
+    return (field + strength * noise)[:, 0], (field > 0)[:, 0]

@@ -161,8 +161,9 @@ def _regions_against_diu(results: Results) -> Iterator[Figure]:
     files = [file for file in files if file.exists()]
     if not files:
         return
-    count, strict, published, _ = np.concatenate([np.load(file) for file in files], axis=1)
-    figure, (left, right) = new_figure(columns=2, width=4.2)
+    table = np.concatenate([np.load(file) for file in files], axis=1)
+    count, strict, published, _, loss = table
+    figure, (left, middle, right) = new_figure(columns=3, width=3.6)
     for axes, x, y, label in (
         (left, strict, count, "critical regions"),
         (right, strict[published >= 0], published[published >= 0], "published count"),
@@ -172,9 +173,11 @@ def _regions_against_diu(results: Results) -> Iterator[Figure]:
         top = max(xs.max(), ys.max())
         axes.plot([0, top], [0, top], color="gray", lw=0.8)
         axes.set(xlabel="exact ξ", ylabel=label)
+    middle.scatter(strict, loss, s=4, alpha=0.3)
+    middle.set(xlabel="exact ξ", ylabel="L_CG of the scores")
     caption = (
-        "Random pairs of masks. Left: no critical region ever means ξ = 0. Right: the published "
-        "count against the exact value. Area: how many pairs."
+        "Random pairs of masks. Left: no critical region ever means ξ = 0. Middle: the loss "
+        "against ξ. Right: the published count against the exact value. Area: how many pairs."
     )
     yield Figure("regions_against_diu", caption, figure)
 

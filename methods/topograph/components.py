@@ -3,7 +3,7 @@
 Three ways: "compiled" (C++ union-find) and "scipy" on a CPU, "torch" on any device.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Int, UInt8
@@ -52,7 +52,7 @@ def _label_by_scipy(codes: Tensor) -> tuple[Tensor, int]:
     for code in range(4):
         mask = array == code
         found = np.zeros(array.shape, dtype=np.int32)
-        count = int(ndimage.label(mask, cross, output=found))  # type: ignore[arg-type]
+        count = cast(int, ndimage.label(mask, cross, output=found))
         np.add(found, total - 1, out=labels, where=mask, casting="unsafe")
         total += count
     return torch.from_numpy(labels), total

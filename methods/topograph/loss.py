@@ -1,6 +1,7 @@
 """The loss: critical regions are pushed towards the label (sec. 3, L_CG)."""
 
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -90,7 +91,8 @@ class TopographLoss(nn.Module):
         # A compiled caller breaks its graph here: labelling has no graph of tensors. (As a
         # decorator, `disable` would import the compiler with this module.)
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._loss)(logits, target, generator)  # type: ignore
+            outside = cast(Callable[..., Tensor], torch.compiler.disable(self._loss))
+            return outside(logits, target, generator)
         return self._loss(logits, target, generator)
 
     def _loss(

@@ -4,6 +4,8 @@ A labelling of each class, dense adjacency matrices, a networkx graph whose node
 and one search through the image for the pixels of each critical region.
 """
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,7 +46,7 @@ def _label(codes: np.ndarray) -> tuple[np.ndarray, list[int]]:
     labels, node_class = np.zeros(codes.shape, dtype=np.int64), []
     for code in range(4):
         found = np.zeros(codes.shape, dtype=np.int32)
-        count = int(ndimage.label(codes == code, output=found))  # type: ignore[arg-type]
+        count = cast(int, ndimage.label(codes == code, output=found))
         labels += np.where(codes == code, found - 1 + len(node_class), 0)
         node_class += [code] * count
     return labels, node_class
