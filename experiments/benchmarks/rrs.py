@@ -36,10 +36,13 @@ def benchmarks() -> Iterator[Benchmark]:
             target=3.0,
             agree=_same_values,
         )
-    sizes = [(576, 1536), (1536, 576)] if device == "cpu" else [(4096, 4096), (4096, 14336)]
+    sizes, lengths = [(576, 1536), (1536, 576)], [16, 256, 2048]
+    if device == "cuda":
+        sizes, lengths = [(4096, 4096), (4096, 14336), (14336, 4096)], [1, 16, 256, 2048]
     for channels, outputs in sizes:
-        for tokens in (16, 256, 2048):
+        for tokens in lengths:
             yield _layer(tokens, channels, outputs, device, generator)
+    yield _overhead(2048, *sizes[0], device, generator)
 
 
 def _layer(
@@ -58,6 +61,23 @@ def _layer(
         peer=lambda: _simulated(x, weight),
         peer_name="simulation",
         agree=lambda a, b: torch.testing.assert_close(a, b, rtol=1e-3, atol=0.1),
+    )
+
+
+def _overhead(
+    tokens: int, channels: int, outputs: int, device: str, generator: torch.Generator
+) -> Benchmark:
+    """What scales found at run time cost: the same integer product with and without them."""
+    x = torch.randn(1, tokens, channels, generator=generator).to(device)
+    q = torch.randint(-8, 8, (outputs, channels), generator=generator).to(torch.int8).to(device)
+    scale = torch.rand(outputs, generator=generator).to(device)
+    stored = q.t().contiguous().t() if device == "cpu" else pack_int4(q)
+    return Benchmark(
+        f"RRS layer with and without smoothing, {tokens} tokens, {channels} -> {outputs}",
+        ours=lambda: rrs_linear(x, stored, scale),
+        peer=lambda: rrs_linear(x, stored, scale, stat=None),
+        peer_name="the same without smoothing",
+        target=1 / 1.15,
     )
 
 
