@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from ritornello.common.chat import TransformersClient
+from ritornello.common.errors import UserError
 from ritornello.common.models import load_smollm2, load_smollm2_tokenizer
+from ritornello.common.models.embedded import smollm2_directory
 from ritornello.experiments.benchmarks import Benchmark
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.generator import MagpieGenerator
@@ -17,6 +19,7 @@ def benchmarks() -> Iterator[Benchmark]:
     """All comparisons of Magpie."""
     yield _queries()
     yield _duplicates()
+    yield _distilabel()
 
 
 def _queries() -> Benchmark:
@@ -43,6 +46,57 @@ def _queries() -> Benchmark:
         return len(tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True))
 
     return Benchmark("SmolLM2, 32 queries of up to 32 tokens", ours, peer, "generate", target=2.5)
+
+
+def _distilabel() -> Benchmark:
+    """The same model, template and token budget through distilabel's transformers backend.
+
+    Raises:
+        UserError: distilabel is not installed.
+    """
+    try:
+        from distilabel.models import TransformersLLM
+        from distilabel.steps.tasks import MagpieGenerator as PeerGenerator
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the comparison with distilabel needs it: pip install distilabel ({error})"
+        ) from error
+    tokenizer = load_smollm2_tokenizer()
+    parts = ChatTemplateParts.from_tokenizer(tokenizer)
+    client = TransformersClient(load_smollm2(), tokenizer)
+    generator = MagpieGenerator(client, parts, temperature=0.7, max_new_tokens=16)
+    # its own templates, "llama3" and "qwen2", do not fit this model
+    step = PeerGenerator(
+        llm=TransformersLLM(
+            model=str(smollm2_directory()),
+            torch_dtype="float32",
+            use_magpie_template=True,
+            magpie_pre_query_template=parts.pre_query,
+            generation_kwargs={
+                "max_new_tokens": 16,
+                "temperature": 0.7,
+                "repetition_penalty": 1.0,
+            },
+        ),
+        only_instruction=True,
+        num_rows=8,
+        batch_size=8,
+    )
+    step.load()
+
+    def ours() -> int:
+        return len([query.text for query in generator.instructions(8)])
+
+    def peer() -> int:
+        rows, _ = next(step.process())
+        return len([row["instruction"] for row in rows])
+
+    def agree(a: int, b: int) -> None:
+        if (a, b) != (8, 8):
+            raise AssertionError(f"eight queries were wanted, got {a} and {b}")
+
+    title = "SmolLM2, 8 queries of up to 16 tokens"
+    return Benchmark(title, ours, peer, "distilabel MagpieGenerator", agree=agree)
 
 
 def _duplicates() -> Benchmark:
