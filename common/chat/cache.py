@@ -25,6 +25,7 @@ from ritornello.common.chat.protocol import (
 )
 
 SCHEMA_VERSION = 1
+_KEYS_PER_QUERY = 500
 
 
 def generation_key(model_id: str, prompt: Prompt, params: GenerationParams) -> bytes:
@@ -33,9 +34,16 @@ def generation_key(model_id: str, prompt: Prompt, params: GenerationParams) -> b
     At temperature 0 neither seed, replicate number nor truncation matters. Where the server is,
     how long one waits and how many requests run at a time are no part of it.
     """
-    if params.temperature == 0:
+    return generation_keys(model_id, [prompt], params)[0]
+
+
+def generation_keys(
+    model_id: str, prompts: Sequence[Prompt], params: GenerationParams
+) -> list[bytes]:
+    """`generation_key` of many prompts under the same parameters."""
+    greedy = params.temperature == 0
+    if greedy:
         params = replace(params, seed=0, top_p=1.0, top_k=0)
-        prompt = replace(prompt, sample=0)
     settings = vars(params) | {
         "temperature": float(params.temperature),
         "top_p": float(params.top_p),
@@ -43,7 +51,10 @@ def generation_key(model_id: str, prompt: Prompt, params: GenerationParams) -> b
         "stop_token_ids": sorted(set(params.stop_token_ids)),
         "banned_first_token_ids": sorted(set(params.banned_first_token_ids)),
     }
-    return _digest(["generate", model_id, prompt.content(), prompt.sample, settings])
+    return [
+        _digest(["generate", model_id, p.content(), 0 if greedy else p.sample, settings])
+        for p in prompts
+    ]
 
 
 def score_key(model_id: str, prompt: Prompt, continuations: Sequence[str]) -> bytes:
@@ -74,10 +85,18 @@ class AnswerStore:
             "(key BLOB PRIMARY KEY, value BLOB NOT NULL, created REAL NOT NULL) WITHOUT ROWID"
         )
 
-    def get(self, key: bytes) -> dict | None:
-        with self._lock:
-            row = self._db.execute("SELECT value FROM answers WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(zlib.decompress(row[0]))
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, dict]:
+        """The stored ones of the given keys."""
+        found: dict[bytes, dict] = {}
+        for start in range(0, len(keys), _KEYS_PER_QUERY):
+            chunk = keys[start : start + _KEYS_PER_QUERY]
+            places = ",".join("?" * len(chunk))
+            with self._lock:
+                rows = self._db.execute(
+                    f"SELECT key, value FROM answers WHERE key IN ({places})", chunk
+                ).fetchall()
+            found |= {key: json.loads(zlib.decompress(value)) for key, value in rows}
+        return found
 
     def put(self, key: bytes, value: Mapping[str, object]) -> None:
         packed = zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
@@ -128,7 +147,8 @@ class CachedClient:
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
         asked = [as_prompt(prompt) for prompt in prompts]
-        keys = [generation_key(self.model_id, prompt, params) for prompt in asked]
+        keys = generation_keys(self.model_id, asked, params)
+        stored = self._store.get(keys)
         results: dict[int, Completion] = {}
         # one place per distinct unknown request: nothing is asked twice
         unknown: dict[bytes, list[int]] = {}
@@ -139,11 +159,10 @@ class CachedClient:
                 on_completion(index, completion)
 
         for index, key in enumerate(keys):
-            known = None if key in unknown else self._store.get(key)
-            if known is None:
-                unknown.setdefault(key, []).append(index)
+            if key in stored:
+                finish(index, Completion.from_json(stored[key] | {"attempts": 0}))
             else:
-                finish(index, replace(Completion.from_json(known), attempts=0))
+                unknown.setdefault(key, []).append(index)
         distinct = list(unknown.items())
 
         def arrived(position: int, completion: Completion) -> None:
@@ -177,14 +196,8 @@ class CachedClient:
             score_key(self.model_id, prompt, options)
             for prompt, options in zip(asked, continuations, strict=True)
         ]
-        known: dict[bytes, dict[str, Any]] = {}
-        missing: dict[bytes, int] = {}
-        for index, key in enumerate(keys):
-            scores = self._store.get(key)
-            if scores is None:
-                missing[key] = index
-            else:
-                known[key] = scores
+        known: dict[bytes, dict[str, Any]] = self._store.get(keys)
+        missing = {key: index for index, key in enumerate(keys) if key not in known}
         if missing:
             fresh = self._client.score_continuations(
                 [asked[index] for index in missing.values()],
