@@ -82,6 +82,7 @@ class CausalAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens width"]
     ) -> Float[Tensor, "batch tokens width"]:
+        """Attends from every token to itself and those before it."""
         query = split_heads(self.query(x), self.heads)
         key = split_heads(self.key(x), self.kv_heads)
         value = split_heads(self.value(x), self.kv_heads)
@@ -105,4 +106,5 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Applies the network to every token."""
         return self.down(F.silu(self.gate(x)) * self.up(x))

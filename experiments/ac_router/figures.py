@@ -1,11 +1,15 @@
 """The figures, drawn from the table and the arrays that cells left."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from ritornello.common.reporting import Figure, Results, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -37,7 +41,7 @@ def _arms(rows: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(rows["arm"]))
 
 
-def _lines(axes, rows: pd.DataFrame, along: str) -> None:
+def _lines(axes: "Axes", rows: pd.DataFrame, along: str) -> None:
     """One line per arm: mean over seeds, and a band from the lowest to the highest seed."""
     for arm in _arms(rows):
         grouped = rows[rows["arm"] == arm].groupby(along)["value"]
@@ -48,7 +52,7 @@ def _lines(axes, rows: pd.DataFrame, along: str) -> None:
     axes.legend()
 
 
-def _bars(axes, rows: pd.DataFrame, title: str) -> None:
+def _bars(axes: "Axes", rows: pd.DataFrame, title: str) -> None:
     arms = _arms(rows)
     values = [rows[rows["arm"] == arm]["value"] for arm in arms]
     axes.bar(arms, [v.mean() for v in values], color="#56B4E9")

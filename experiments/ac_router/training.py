@@ -51,6 +51,7 @@ class Training(pl.LightningModule):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))  # survives a resume
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss; growing routers are told how far training is."""
         if self.growing:
             progress = min(float(self.step) / self.steps, 1.0)
             for router in self.growing:
@@ -59,6 +60,7 @@ class Training(pl.LightningModule):
         return self.loss(self.model, batch)
 
     def configure_optimizers(self) -> dict[str, Any]:
+        """Adam or AdamW, and the schedule by steps."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if self.weight_decay:
             optimizer: torch.optim.Optimizer = AdamW(

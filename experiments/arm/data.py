@@ -89,11 +89,13 @@ class Digits:
         self.shift = shift
 
     def size(self, split: str) -> int:
+        """Images of "train" or of a test set."""
         return len(self.splits[split][1])
 
     def load(
         self, split: str, indices: Tensor, transform: Transform, image_size: int
     ) -> tuple[Tensor, Tensor]:
+        """See `ImageData.load`."""
         images, labels = (values[indices] for values in self.splits[split])
         if image_size != images.shape[-1]:
             raise UserError(f"digits have 8 x 8 pixels: image_size must be 8, got {image_size}")
@@ -102,6 +104,7 @@ class Digits:
         return images, labels
 
     def classes(self, split: str) -> None:
+        """Classes that can occur in a test set, where those are not all."""
         return None
 
     def _shifted(self, images: Tensor) -> Tensor:
@@ -177,9 +180,11 @@ class ImageFolders:
 
     @property
     def num_classes(self) -> int:
+        """Class folders of the training set."""
         return len(self._sets["train"].classes)
 
     def size(self, split: str) -> int:
+        """Images of "train" or of a test set."""
         if split in self.relabelled:
             return len(self._other_labels[split][0])
         return len(self._sets[split])
@@ -187,6 +192,7 @@ class ImageFolders:
     def load(
         self, split: str, indices: Tensor, transform: Transform, image_size: int
     ) -> tuple[Tensor, Tensor]:
+        """See `ImageData.load`."""
         source, convert = self._sets[split], self._transform(transform, image_size)
         if split == "train":
             indices = self._order[indices]
@@ -200,6 +206,7 @@ class ImageFolders:
         return images, torch.tensor([class_of[source.classes[label]] for _, label in samples])
 
     def classes(self, split: str) -> Tensor | None:
+        """Classes that can occur in a test set, where those are not all."""
         class_of = self._sets["train"].class_to_idx
         present = sorted(class_of[name] for name in self._sets[split].classes)
         return None if len(present) == len(class_of) else torch.tensor(present)

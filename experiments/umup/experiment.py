@@ -51,6 +51,7 @@ class Transfer(Trained):
             raise UserError(f"values must hold at least two sizes, got {list(self.values)}")
 
     def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Losses of every size and rate, optima, their shift, the cost of reusing the first."""
         rates, curves, optima = list(arm.log2_rates), {}, {}
         for value in self.values:
             recipe = replace(self.recipe, **{self.axis: value})
@@ -89,6 +90,7 @@ class Initialisation(Trained):
     large_vocabulary: int = 50_000
 
     def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """RMS values by width, their spread, the first update, what E5M2 would lose."""
         batch = self.corpus.batch(cell.seed, 0, self.recipe.batch)
         by_width: dict[int, dict[str, float]] = {}
         for width in self.widths:
@@ -149,6 +151,7 @@ class LowPrecision(Trained):
     looks: int = 4
 
     def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Held-out loss, RMS values on the way; exponents are kept for the figure."""
         model = build(arm, self.recipe, cell.seed)
         steps = [round(i * (self.recipe.steps - 1) / (self.looks - 1)) for i in range(self.looks)]
         seen: list[Measurement] = []

@@ -35,6 +35,7 @@ class Search(Trained):
     runs: int = 1
 
     def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Lowest loss after every run of both searches; what the multipliers gain."""
         kind = type(arm.parametrization).__name__
         grids = dict((self.multipliers or {}).get(kind, {}))
         _check(f"multipliers.{kind}", grids, arm)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.umup.modules import Projection
-from ritornello.methods.umup.parametrization import Parametrization
+from ritornello.methods.umup.parametrization import DecoderConfig, Parametrization
 from ritornello.methods.umup.scale import check_positive
 
 
@@ -77,7 +77,9 @@ class _Plain(Parametrization):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, -2), target.flatten())
 
-    def param_groups(self, model, lr, weight_decay=0.0) -> list[dict[str, Any]]:
+    def param_groups(
+        self, model: nn.Module, lr: float, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
         by_scale: dict[float, list[Tensor]] = {}
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
@@ -104,17 +106,36 @@ class SP(_Plain):
         check_positive("embedding_std", self.embedding_std)
 
     def linear(
-        self, in_features, out_features, config, *, mirrored=False, generator=None
+        self,
+        in_features: int,
+        out_features: int,
+        config: DecoderConfig,
+        *,
+        mirrored: bool = False,
+        generator: torch.Generator | None = None,
     ) -> PlainLinear:
         return PlainLinear(out_features, in_features, std=in_features**-0.5, generator=generator)
 
-    def readout(self, in_features, out_features, *, generator=None) -> PlainLinear:
+    def readout(
+        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+    ) -> PlainLinear:
         return PlainLinear(out_features, in_features, std=in_features**-0.5, generator=generator)
 
-    def embedding(self, vocabulary, dim, *, generator=None) -> PlainEmbedding:
+    def embedding(
+        self, vocabulary: int, dim: int, *, generator: torch.Generator | None = None
+    ) -> PlainEmbedding:
         return PlainEmbedding(vocabulary, dim, std=self.embedding_std, generator=generator)
 
-    def attention(self, query, key, value, *, scale_tokens=None, scale_as_causal=None, **options):
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale_tokens: int | None = None,
+        scale_as_causal: bool | None = None,
+        **options: Any,
+    ) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, **options)
 
     def residual(self, branch: Callable, x: Tensor, index: int, branches: int) -> Tensor:
@@ -154,7 +175,13 @@ class MuP(_Plain):
                 check_positive(field.name, value)
 
     def linear(
-        self, in_features, out_features, config, *, mirrored=False, generator=None
+        self,
+        in_features: int,
+        out_features: int,
+        config: DecoderConfig,
+        *,
+        mirrored: bool = False,
+        generator: torch.Generator | None = None,
     ) -> PlainLinear:
         return PlainLinear(
             out_features,
@@ -164,7 +191,9 @@ class MuP(_Plain):
             generator=generator,
         )
 
-    def readout(self, in_features, out_features, *, generator=None) -> PlainLinear:
+    def readout(
+        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+    ) -> PlainLinear:
         return PlainLinear(
             out_features,
             in_features,
@@ -173,7 +202,9 @@ class MuP(_Plain):
             generator=generator,
         )
 
-    def embedding(self, vocabulary, dim, *, generator=None) -> PlainEmbedding:
+    def embedding(
+        self, vocabulary: int, dim: int, *, generator: torch.Generator | None = None
+    ) -> PlainEmbedding:
         return PlainEmbedding(
             vocabulary,
             dim,
@@ -183,7 +214,16 @@ class MuP(_Plain):
             generator=generator,
         )
 
-    def attention(self, query, key, value, *, scale_tokens=None, scale_as_causal=None, **options):
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale_tokens: int | None = None,
+        scale_as_causal: bool | None = None,
+        **options: Any,
+    ) -> Tensor:
         scale = self.attention_multiplier * self.base_head_dim**0.5 / query.shape[-1]
         return F.scaled_dot_product_attention(query, key, value, scale=scale, **options)
 

@@ -37,6 +37,7 @@ class FPFormat:
 
     @property
     def bias(self) -> int:
+        """Of the exponent."""
         return 2 ** (self.exponent_bits - 1) - 1
 
     @property

@@ -86,9 +86,11 @@ class UmupLlamaForCausalLM(HFModel, GenerationMixin):
             nn.init.normal_(module.weight)
 
     def get_input_embeddings(self) -> nn.Module:
+        """The token embedding, as transformers asks for it."""
         return self.decoder.embedding
 
     def get_output_embeddings(self) -> nn.Module:
+        """The readout, as transformers asks for it."""
         return self.decoder.readout
 
     def forward(

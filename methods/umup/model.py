@@ -40,17 +40,17 @@ class DecoderPart(nn.Module):
         super().__init__()
         self.config = config
         self.parametrization = UMuP() if parametrization is None else parametrization
-        self.build(generator)
+        self._build(generator)
 
-    def build(self, generator: torch.Generator | None) -> None:
+    def _build(self, generator: torch.Generator | None) -> None:
         """Makes the weights; part of the construction."""
-        raise TypeError(f"{type(self).__name__} must define build")
+        raise TypeError(f"{type(self).__name__} must define _build")
 
 
 class Attention(DecoderPart):
     """Causal self-attention of the given parametrisation."""
 
-    def build(self, generator: torch.Generator | None) -> None:
+    def _build(self, generator: torch.Generator | None) -> None:
         config, linear = self.config, self.parametrization.linear
         kv_width = config.num_kv_heads * config.head_dim
         self.query = linear(config.width, config.width, config, generator=generator)
@@ -99,7 +99,7 @@ class Attention(DecoderPart):
 class SwiGLU(DecoderPart):
     """down(up(x) * silu(gate(x))) of the given parametrisation."""
 
-    def build(self, generator: torch.Generator | None) -> None:
+    def _build(self, generator: torch.Generator | None) -> None:
         config, linear = self.config, self.parametrization.linear
         options = {"mirrored": True, "generator": generator}
         self.up = linear(config.width, config.ffn_width, config, **options)
@@ -107,13 +107,14 @@ class SwiGLU(DecoderPart):
         self.down = linear(config.ffn_width, config.width, config, **options)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Applies the network to every token."""
         return self.down(self.parametrization.gated(self.up(x), self.gate(x)))
 
 
 class DecoderLayer(DecoderPart):
     """Normed attention and normed feed-forward network, each in a residual branch."""
 
-    def build(self, generator: torch.Generator | None) -> None:
+    def _build(self, generator: torch.Generator | None) -> None:
         self.attention = Attention(self.config, self.parametrization, generator=generator)
         self.feed_forward = SwiGLU(self.config, self.parametrization, generator=generator)
 
@@ -146,7 +147,7 @@ class DecoderLayer(DecoderPart):
 class DecoderLM(DecoderPart):
     """Decoder language model, the same definition under SP, muP and u-muP."""
 
-    def build(self, generator: torch.Generator | None) -> None:
+    def _build(self, generator: torch.Generator | None) -> None:
         config, scheme = self.config, self.parametrization
         self.embedding = scheme.embedding(config.vocab_size, config.width, generator=generator)
         self.layers = scheme.layers(

@@ -38,6 +38,7 @@ class Projection(MupModule):
         raise TypeError(f"{type(self).__name__} must define multipliers")
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """The product, through the attached cast if there is one."""
         return self.project(x, self.weight) if self.cast is None else self.cast(self, x)
 
 
@@ -147,7 +148,10 @@ class Conv1d(MupModule):
         self.weight = Parameter(_normal(*shape, generator=generator, **factory), "weight")
         self.bias = Parameter(torch.zeros(out_channels, **factory), "bias") if bias else None
 
-    def forward(self, x: Float[Tensor, "*batch channels length"]) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "*batch channels length"]
+    ) -> Float[Tensor, "*batch out_channels out_length"]:
+        """Pads by `padding_mode` and convolves."""
         padding = self.padding
         if padding and self.padding_mode != "zeros":
             x, padding = F.pad(x, (padding, padding), mode=self.padding_mode), 0
@@ -179,6 +183,7 @@ class Embedding(MupModule):
         self.weight = Parameter(table, "weight")
 
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
+        """Rows of the table."""
         return U.embedding(ids, self.weight)
 
 
@@ -194,6 +199,7 @@ class RMSNorm(MupModule):
         self.weight = Parameter(torch.ones(dim, **factory), "norm") if gain else None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Normalises over the last axis."""
         return U.rms_norm(x, self.weight, eps=self.eps)
 
 
@@ -208,6 +214,7 @@ class LayerNorm(RMSNorm):
         self.bias = Parameter(torch.zeros(dim, **factory), "bias") if gain else None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Normalises over the last axis."""
         return U.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
@@ -219,6 +226,7 @@ class GELU(nn.Module):
         self.approximate, self.mult = approximate, mult
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Elementwise, in the shape of `x`."""
         return U.gelu(x, mult=self.mult, approximate=self.approximate)
 
 
@@ -230,6 +238,7 @@ class SiLU(nn.Module):
         self.mult = mult
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Elementwise, in the shape of `x`."""
         return U.silu(x, mult=self.mult)
 
 
@@ -241,6 +250,7 @@ class Softmax(nn.Module):
         self.dim, self.mult = dim, mult
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Along `dim`, in the shape of `x`."""
         return U.softmax(x, self.dim, mult=self.mult)
 
 
@@ -254,6 +264,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Drops in training; the identity otherwise."""
         return U.dropout(x, self.p, training=self.training)
 
 
@@ -273,6 +284,7 @@ class DepthModuleList(nn.ModuleList):
         _set_depth(self, len(layers))
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Refuses: the depth is fixed."""
         _refuse_growth(self)
         super().add_module(name, module)
 
@@ -287,6 +299,7 @@ class DepthSequential(nn.Sequential):
         _set_depth(self, len(layers))
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Refuses: the depth is fixed."""
         _refuse_growth(self)
         super().add_module(name, module)
 

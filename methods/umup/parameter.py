@@ -4,8 +4,9 @@ The tags are attributes of a plain `nn.Parameter`, not of a subclass, so that fu
 optimisers accept it.
 """
 
+from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,7 @@ class MupModule(nn.Module):
                 )
         super().register_parameter(name, param)
 
-    def _apply(self, fn, recurse: bool = True):
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: p for name, p in self._parameters.items() if p is not None}
         super()._apply(fn, recurse)
         for name, old in before.items():

@@ -160,7 +160,13 @@ class UMuP(Parametrization):
             check_positive(field.name, getattr(self, field.name))
 
     def linear(
-        self, in_features, out_features, config, *, mirrored=False, generator=None
+        self,
+        in_features: int,
+        out_features: int,
+        config: DecoderConfig,
+        *,
+        mirrored: bool = False,
+        generator: torch.Generator | None = None,
     ) -> modules.Linear:
         # A mirrored pair has the same product of input-gradient multipliers with and without the
         # constraint, so it can go without, and the gradient inside has unit scale too.
@@ -172,10 +178,14 @@ class UMuP(Parametrization):
             generator=generator,
         )
 
-    def readout(self, in_features, out_features, *, generator=None) -> modules.LinearReadout:
+    def readout(
+        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+    ) -> modules.LinearReadout:
         return modules.LinearReadout(in_features, out_features, generator=generator)
 
-    def embedding(self, vocabulary, dim, *, generator=None) -> modules.Embedding:
+    def embedding(
+        self, vocabulary: int, dim: int, *, generator: torch.Generator | None = None
+    ) -> modules.Embedding:
         return modules.Embedding(vocabulary, dim, generator=generator)
 
     def layers(self, layers: Iterable[nn.Module]) -> nn.ModuleList:
@@ -192,7 +202,9 @@ class UMuP(Parametrization):
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         return U.silu_glu(x, gate, mult=self.ffn_activation)
 
-    def residual(self, branch, x: Tensor, index: int, branches: int) -> Tensor:
+    def residual(
+        self, branch: Callable[[Tensor], Tensor], x: Tensor, index: int, branches: int
+    ) -> Tensor:
         return U.residual_apply(branch, x, self.tau(index, branches))
 
     def tau(self, index: int, branches: int) -> float:
@@ -207,5 +219,7 @@ class UMuP(Parametrization):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         return U.cross_entropy(logits, target, mult=self.loss_softmax)
 
-    def param_groups(self, model, lr, weight_decay=0.0) -> list[dict[str, Any]]:
+    def param_groups(
+        self, model: nn.Module, lr: float, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
         return optim.param_groups(model, lr, weight_decay)
