@@ -60,10 +60,12 @@ class Calibrated(Experiment):
 
     @cached_property
     def language_model(self) -> "PreTrainedModel":
+        """The dense model, loaded at first use and pruned by one arm after another."""
         return self.model()
 
     @cached_property
     def vocabulary(self) -> Any:
+        """Its tokenizer."""
         return self.tokenizer()
 
     @cached_property

@@ -1,5 +1,6 @@
 """One decoder layer under pruning: the algorithm of section 3, block by block."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ class PrunedLayer:
         x = x + block.finish(u, kept)
         return x if self.parts.norm_first else norm(x)
 
-    def _choosers(self, x: Tensor, mask: Tensor | None, rotary: Rotary | None, store: Any):
+    def _choosers(
+        self, x: Tensor, mask: Tensor | None, rotary: Rotary | None, store: Any
+    ) -> tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]:
         """Two functions: the heads to keep, and the channels given the MLP's residual."""
         session, (head_ratio, channel_ratio) = self.session, self.ratios
         chosen = self.static

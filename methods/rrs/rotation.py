@@ -1,7 +1,7 @@
 """Rotations that leave the function alone and spread outliers over all channels (QuaRot's)."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -21,6 +21,8 @@ from ritornello.methods.rrs.families import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_ROWS = 4096
 
 
 class StreamRotation:
@@ -71,15 +73,15 @@ def rotate_model(
         raise ValueError(f"hidden size: {error}; set rotate_mode='random'") from error
     fuse_rms_norms(model)
     for name in family.embeddings:
-        _replace(decoder.get_submodule(name), "weight", turn)
+        _replace_rows(decoder.get_submodule(name), turn)
     for layer in layers_of(model):
         for name in family.readers:
-            _replace(layer.get_submodule(name), "weight", turn)
+            _replace_rows(layer.get_submodule(name), turn)
         for name in family.writers:
             writer = layer.get_submodule(name)
             _replace(writer, "weight", lambda w: turn(w.T).T)
             _replace(writer, "bias", turn)
-    _replace(model.lm_head, "weight", turn)
+    _replace_rows(model.lm_head, turn)
     return model
 
 
@@ -138,7 +140,9 @@ class InputRotation:
         return f"InputRotation(block={self.block}, heads={self.heads})"
 
 
-def online_rotations(model: "PreTrainedModel", *, mode: str = "hadamard") -> dict:
+def online_rotations(
+    model: "PreTrainedModel", *, mode: str = "hadamard"
+) -> dict[str, InputRotation]:
     """What turns the inputs of `attention_output` and `mlp_output` at run time, by kind.
 
     A number of heads without a Hadamard matrix (9) leaves the heads unmixed.
@@ -202,7 +206,7 @@ def fuse_rms_norms(
         _check_convertible(model)
     if center_embeddings or layer_norm:
         for name in family.embeddings:
-            _replace(decoder.get_submodule(name), "weight", _without_mean)
+            _replace_rows(decoder.get_submodule(name), _without_mean)
     for layer in layers_of(model):
         if layer_norm:
             for name in family.writers:
@@ -281,7 +285,7 @@ def _fold_norm(parent: nn.Module, name: str, readers: Sequence[nn.Module]) -> No
             _replace(reader, "bias", lambda b, moved=moved: b.double() + moved)
         if "weight" in gains and not gains["weight"].eq(1).all():
             gain = gains["weight"].double()
-            _replace(reader, "weight", lambda w, gain=gain: w.double() * gain)
+            _replace_rows(reader, lambda w, gain=gain: w * gain)
     if isinstance(norm, nn.LayerNorm):
         setattr(parent, name, _plain_rms_norm(norm))
     elif "weight" in gains:
@@ -297,9 +301,19 @@ def _without_mean(rows: Tensor) -> Tensor:
     return rows - rows.mean(-1, keepdim=True)
 
 
-def _replace(module: nn.Module, name: str, function) -> None:
+def _replace(module: nn.Module, name: str, function: Callable[[Tensor], Tensor]) -> None:
     """parameter <- function(parameter), computed in float64 and rounded once; None stays."""
     parameter = getattr(module, name)
     if parameter is not None:
         with torch.no_grad():
             parameter.copy_(function(parameter.detach().double()).to(parameter.dtype))
+
+
+def _replace_rows(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """The same for a weight whose rows are computed each for itself, some thousands at a time.
+
+    In float64 a whole vocabulary would take as much memory as the rest of a small model.
+    """
+    with torch.no_grad():
+        for rows in module.get_parameter("weight").detach().split(_ROWS):
+            rows.copy_(function(rows.double()).to(rows.dtype))

@@ -4,6 +4,8 @@ Rounding has no useful derivative and a maximum over tokens is used as a constan
 a gradient: a caller that trains through a quantiser adds its own straight-through estimator.
 """
 
+from types import ModuleType
+
 import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
@@ -121,7 +123,7 @@ def _check_activations(x: Tensor) -> None:
         )
 
 
-def _implementation(operator: str, backend: str | None, device: torch.device):
+def _implementation(operator: str, backend: str | None, device: torch.device) -> ModuleType:
     available = {
         "triton": triton_obstacle(device),
         "cpu": device_obstacle(device, "cpu") or cpu.obstacle(),
