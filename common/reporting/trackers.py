@@ -10,6 +10,8 @@ from ritornello.common.errors import UserError
 from ritornello.common.reporting.page import Report
 from ritornello.common.runs.experiment import Cell
 
+_PATIENCE = 60  # seconds
+
 
 class Tracker(Protocol):
     """Receives a finished report. A run that is resumed is sent again under the same id."""
@@ -57,7 +59,14 @@ class WandbTracker:
             name=f"{report.card.slug}/{report.profile}",
             dir=str(directory),
             config=dict(report.config),
-            settings=wandb.Settings(silent=True, console="off", disable_git=True),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                # A server that does not answer costs this much, not the run.
+                init_timeout=_PATIENCE,
+                finish_timeout=_PATIENCE,
+            ),
         )
         try:
             for record in report.records:

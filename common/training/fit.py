@@ -1,6 +1,7 @@
 """Trains a LightningModule so that a killed run continues to the same loss curve."""
 
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ritornello.common.training.processes import companions, join, started_from_outside
+from ritornello.common.training.processes import (
+    across_nodes,
+    companions,
+    join,
+    started_from_outside,
+)
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
@@ -92,16 +98,17 @@ def fit(
     With several processes each step takes `accumulate` batches per process, in the order in which
     one process would take them: 2 processes with `accumulate=1` take the steps that 1 process takes
     with `accumulate=2`, and a checkpoint moves between them. Under torchrun the processes are
-    there; otherwise they are started here, and end with the training. This process is the first of
-    them with `strategy="ddp"`. With `"fully_shard"` it only waits for them: what `module` and
-    `callbacks` keep beside parameters and buffers does not come back.
+    there; otherwise they are started here, on several nodes by Slurm's srun, and end with the
+    training. This process is the first of them with `strategy="ddp"` on one node. With
+    `"fully_shard"` or several nodes it only waits for them: what `module` and `callbacks` keep
+    beside parameters and buffers does not come back.
 
     Args:
         module: the model with its `configure_optimizers()`; schedulers step once per optimiser step
             (`"interval": "step"`).
         batch: the collated batch of a number (a tensor, or a mapping or tuple of tensors).
         steps: optimiser steps in all.
-        scratch: the folder that holds the checkpoint; None keeps none.
+        scratch: the folder that holds the checkpoint, seen by all nodes; None keeps none.
         checkpoint_every: optimiser steps between checkpoints; 0 keeps none.
         accumulate: batches per optimiser step and process.
         trainer: further arguments of `lightning.pytorch.Trainer` (accelerator, devices, strategy,
@@ -109,7 +116,7 @@ def fit(
 
     Raises:
         ValueError: steps, accumulate or checkpoint_every out of range; a strategy that starts
-            processes in a way of its own; several nodes without torchrun.
+            processes in a way of its own; several nodes without Slurm or torchrun.
     """
     options = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, **trainer, **_chosen}
     accumulate = options.pop("accumulate", accumulate)
@@ -136,8 +143,8 @@ def fit(
     )
     if started_from_outside():
         return take_part(file)
-    if options.get("strategy") == "fully_shard":
-        return _wait_for(take_part, module, file, processes)
+    if options["num_nodes"] > 1 or options.get("strategy") == "fully_shard":
+        return _wait_for(take_part, module, file, scratch, options["num_nodes"], processes)
     if processes == 1:
         return take_part(file)
     with companions(partial(take_part, file), first=1, processes=processes):
@@ -148,16 +155,22 @@ def _wait_for(
     take_part: Callable[[Path], FitResult],
     module: "LightningModule",
     file: Path | None,
+    scratch: Path | None,
+    nodes: int,
     processes: int,
 ) -> FitResult:
     """Leaves the training to other processes, which hand their state back as a checkpoint."""
     from ritornello.common.training.progress import read_checkpoint
 
-    with tempfile.TemporaryDirectory() as own:
+    with tempfile.TemporaryDirectory(dir=scratch) as own:
         file = file or Path(own) / "training.pt"
         before = read_checkpoint(file)
-        with companions(partial(take_part, file), first=0, processes=processes) as children:
-            join(children)
+        task = partial(take_part, file)
+        if nodes > 1:
+            across_nodes(task, Path(own), nodes=nodes, processes=processes)
+        else:
+            with companions(task, first=0, processes=processes) as children:
+                join(children)
         after = read_checkpoint(file)
     assert after is not None
     module.load_state_dict(after["module"])
@@ -173,8 +186,8 @@ def _processes(options: dict[str, Any]) -> int:
     if isinstance(strategy, str) and strategy.endswith(("_spawn", "_fork", "_notebook")):
         raise ValueError(f"strategy must be one like ddp or fully_shard, got {strategy!r}")
     nodes = options["num_nodes"]
-    if nodes > 1 and not started_from_outside():
-        raise ValueError(f"num_nodes={nodes} needs torchrun, which starts a process on each")
+    if nodes > 1 and not started_from_outside() and "SLURM_JOB_ID" not in os.environ:
+        raise ValueError(f"num_nodes={nodes} needs a Slurm job with as many nodes, or torchrun")
     return devices * nodes
 
 
@@ -215,7 +228,8 @@ def _take_part(
 def _train(module: "LightningModule", loader: DataLoader, **options: Any) -> None:
     import lightning.pytorch as pl
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # Lightning's advice on loader workers and on tensors as batches does not apply here.
         warnings.filterwarnings("ignore", module="lightning")

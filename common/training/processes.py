@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,6 +81,27 @@ def join(children: list[Any]) -> None:
                 raise RuntimeError(f"a training process ended with status {child.exitcode}")
 
 
+def across_nodes(function: Callable[[], Any], folder: Path, *, nodes: int, processes: int) -> None:
+    """Runs `function` as all ranks, on the nodes of the Slurm job that this process is in.
+
+    Args:
+        folder: one that all nodes see.
+        nodes: of the job; the processes are divided evenly among them.
+
+    Raises:
+        RuntimeError: a process failed; its own traceback is on the standard error.
+    """
+    import cloudpickle
+
+    payload = folder / "function.pkl"
+    payload.write_bytes(cloudpickle.dumps(function))
+    sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
+    task = [sys.executable, "-m", "ritornello.common.training.processes", str(payload)]
+    done = subprocess.run(["srun", "--overlap", "--kill-on-bad-exit=1", *sizes, *task])
+    if done.returncode:
+        raise RuntimeError(f"srun ended with status {done.returncode}")
+
+
 def _place(rank: int, processes: int, port: int) -> dict[str, str]:
     names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "MASTER_PORT": port}
     sizes = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -109,3 +132,10 @@ def _companion(payload: bytes, place: dict[str, str], threads: int, ready: Any) 
     function = cloudpickle.loads(payload)
     ready.send(True)
     function()
+
+
+if __name__ == "__main__":
+    # A task of `across_nodes`: Lightning reads its rank and the nodes from Slurm's variables.
+    import pickle
+
+    pickle.loads(Path(sys.argv[1]).read_bytes())()

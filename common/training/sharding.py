@@ -30,7 +30,7 @@ class FullyShard(ModelParallelStrategy):
         # Lightning leaves the division to this hook of the module.
         module.configure_model = lambda: None  # type: ignore[method-assign]
         module.to(self.root_device)
-        tags = {name: dict(vars(p)) for name, p in module.named_parameters()}
+        tags = {name: _tags(p) for name, p in module.named_parameters()}
         mesh = self.device_mesh["data_parallel"]
         for block in _blocks(module):
             fully_shard(block, mesh=mesh)
@@ -39,6 +39,13 @@ class FullyShard(ModelParallelStrategy):
         for name, parameter in module.named_parameters():  # new objects: what a method tagged stays
             vars(parameter).update(tags[name])
         super().setup(trainer)
+
+    def model_to_device(self) -> None:
+        """Does nothing: it was moved before its division; a second move makes new parameters."""
+
+
+def _tags(parameter: nn.Parameter) -> dict[str, Any]:
+    return {key: value for key, value in vars(parameter).items() if not key.startswith("__")}
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:

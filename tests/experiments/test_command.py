@@ -63,6 +63,18 @@ def test_bad_input_is_status_2_and_one_message(arguments, named, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+def test_the_command_answers_without_importing_torch():
+    """What takes seconds to import comes in when it is needed."""
+    code = (
+        "import sys; import ritornello.experiments.app;"
+        "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'hydra', 'transformers', 'lightning',"
+        " 'matplotlib', 'wandb', 'optuna', 'ray', 'rich'};"
+        "assert not heavy & set(sys.modules), sorted(heavy & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_paper_profile_says_at_once_that_there_is_no_network(tmp_path):
     begun = time.monotonic()
     status, _, err = ritornello(f"experiment={PAPER}/paper", "device=cpu", cwd=tmp_path)

@@ -1,4 +1,7 @@
-"""A sweep through a real Slurm: its own daemons on this machine, its own ports and folders."""
+"""A real Slurm of two nodes, both this machine: own daemons, own ports, own folders.
+
+A sweep's jobs divide one configuration, and one training goes over both nodes.
+"""
 
 import getpass
 import json
@@ -13,21 +16,20 @@ import pytest
 
 BINARIES = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 PAPER = "model_equality_testing"
-# The node claims more than a test machine has, so that the launcher's own sizes are accepted.
+# The nodes claim more than a test machine has, so that the launcher's own sizes are accepted.
 CONFIGURATION = """
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={node}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
@@ -36,7 +38,8 @@ SelectTypeParameters=CR_CPU_Memory
 ReturnToService=2
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
-NodeName={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=70000
+NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={one} CPUs=16 RealMemory=70000
+NodeName=two NodeHostname={host} NodeAddr=127.0.0.1 Port={two} CPUs=16 RealMemory=70000
 PartitionName=papers Nodes=ALL Default=NO MaxTime=INFINITE State=UP
 """
 
@@ -49,15 +52,14 @@ def free_port() -> int:
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """A cluster of this one machine; commands find it through SLURM_CONF."""
+    """A cluster that is this machine twice; commands find it through SLURM_CONF."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="extra cluster")
     search = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
     found = {name: shutil.which(name, path=search) for name in BINARIES}
     if missing := [name for name, path in found.items() if path is None]:
         pytest.skip(f"Slurm is not installed: no {', '.join(missing)}")
     folder = tmp_path / "slurm"
-    for name in ("state", "spool"):
-        (folder / name).mkdir(parents=True)
+    (folder / "state").mkdir(parents=True)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
@@ -68,7 +70,8 @@ def slurm(tmp_path, monkeypatch):
             folder=folder,
             user=getpass.getuser(),
             controller=free_port(),
-            node=free_port(),
+            one=free_port(),
+            two=free_port(),
         )
     )
     monkeypatch.setenv("SLURM_CONF", str(configuration))
@@ -76,16 +79,19 @@ def slurm(tmp_path, monkeypatch):
     commands = {
         "munged": ["--foreground", "--force", f"--socket={folder / 'munge.socket'}", *munge],
         "slurmctld": ["-D", "-c"],
-        "slurmd": ["-D", "-c"],
+        "slurmd": ["-D", "-c", "-N", "one"],
+        "slurmd two": ["-D", "-c", "-N", "two"],
     }
     daemons = []
     try:
         for name, arguments in commands.items():
             with (folder / f"{name}.out").open("w") as out:
-                daemons.append(subprocess.Popen([found[name], *arguments], stdout=out, stderr=out))
+                daemons.append(
+                    subprocess.Popen([found[name.split()[0]], *arguments], stdout=out, stderr=out)
+                )
             if name == "munged":
                 wait_for(lambda: (folder / "munge.socket").exists())
-        ready = wait_for(lambda: "idle" in output(found["sinfo"], "-h", "-o", "%T"))
+        ready = wait_for(lambda: output(found["sinfo"], "-h", "-o", "%D %T") == "2 idle\n")
         if not ready:
             said = "".join((folder / f"{name}.out").read_text()[-1000:] for name in commands)
             if os.geteuid() != 0:
@@ -137,3 +143,57 @@ def test_two_slurm_jobs_divide_one_configuration(slurm, tmp_path):
     # Both were Slurm's jobs; the sweep may be through before Slurm has noted their ends.
     log = slurm / "slurmctld.out"
     assert wait_for(lambda: log.read_text().count("WEXITSTATUS 0") == 2), log.read_text()[-2000:]
+
+
+TRAINING = """
+import json, sys
+from pathlib import Path
+import torch
+from lightning.pytorch import LightningModule
+from ritornello.common.training import fit
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        return (self.net(batch) - batch.sum(1, keepdim=True)).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+def batch(number):
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+
+def train(**options):
+    module = Line()
+    losses = fit(module, batch, steps=4, **options).losses
+    return losses, module.net.weight.tolist()
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    there = train(num_nodes=2, strategy="ddp", scratch=folder)
+    (folder / "there.json").write_text(json.dumps(there))
+"""
+
+
+def test_one_training_goes_over_two_nodes(slurm, tmp_path, monkeypatch):
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # the nodes' names are no addresses here
+    log = tmp_path / "job.out"
+    job = ["sbatch", "--wait", "--partition=papers", "--nodes=2", "--ntasks=2", f"--output={log}"]
+    wrapped = f"{sys.executable} {script} {tmp_path}"
+    done = subprocess.run([*job, f"--wrap={wrapped}"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr + log.read_text()
+    losses, weight = json.loads((tmp_path / "there.json").read_text())
+    monkeypatch.delenv("MASTER_ADDR")
+    space: dict = {"__name__": "training"}
+    exec(TRAINING, space)
+    alone, expected = space["train"](accumulate=2)
+    pairs = [(a + b) / 2 for a, b in zip(alone[::2], alone[1::2], strict=True)]
+    assert losses == pytest.approx(pairs, rel=1e-5)
+    assert weight[0] == pytest.approx(expected[0], rel=1e-5)
+    assert (slurm / "slurmctld.out").read_text().count("NodeList=one,two") == 1

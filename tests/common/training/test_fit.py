@@ -95,6 +95,7 @@ class Blocks(Regression):
         )
         self.head = nn.Linear(5, 1)
         self.idle = nn.Parameter(torch.ones(3))
+        self.head.weight.rate = 0.5  # a method's own tag
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
 
     def training_step(self, batch, batch_idx):
@@ -104,6 +105,10 @@ class Blocks(Regression):
         for block in self.blocks:
             x = x + block(x)
         return nn.functional.mse_loss(self.head(x), y)
+
+    def configure_optimizers(self):
+        assert self.head.weight.rate == 0.5
+        return super().configure_optimizers()
 
 
 @pytest.mark.parametrize("strategy", ["ddp_find_unused_parameters_true", "fully_shard"])
