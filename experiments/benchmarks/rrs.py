@@ -49,12 +49,8 @@ def _layer(
     tokens: int, channels: int, outputs: int, device: str, generator: torch.Generator
 ) -> Benchmark:
     """The layer on integers against the float product that a simulation needs."""
-    x = torch.randn(1, tokens, channels, generator=generator).to(device)
-    q = torch.randint(-8, 8, (outputs, channels), generator=generator).to(torch.int8).to(device)
-    scale = torch.rand(outputs, generator=generator).to(device)
+    x, q, stored, scale = _operands(tokens, channels, outputs, device, generator)
     weight = q.float() * scale[:, None]
-    # The form that a layer keeps: by channel on the CPU, packed on a GPU.
-    stored = q.t().contiguous().t() if device == "cpu" else pack_int4(q)
     return Benchmark(
         f"RRS layer, {tokens} tokens, {channels} -> {outputs}",
         ours=lambda: rrs_linear(x, stored, scale),
@@ -68,10 +64,7 @@ def _overhead(
     tokens: int, channels: int, outputs: int, device: str, generator: torch.Generator
 ) -> Benchmark:
     """What scales found at run time cost: the same integer product with and without them."""
-    x = torch.randn(1, tokens, channels, generator=generator).to(device)
-    q = torch.randint(-8, 8, (outputs, channels), generator=generator).to(torch.int8).to(device)
-    scale = torch.rand(outputs, generator=generator).to(device)
-    stored = q.t().contiguous().t() if device == "cpu" else pack_int4(q)
+    x, _, stored, scale = _operands(tokens, channels, outputs, device, generator)
     return Benchmark(
         f"RRS layer with and without smoothing, {tokens} tokens, {channels} -> {outputs}",
         ours=lambda: rrs_linear(x, stored, scale),
@@ -79,6 +72,18 @@ def _overhead(
         peer_name="the same without smoothing",
         target=1 / 1.15,
     )
+
+
+def _operands(
+    tokens: int, channels: int, outputs: int, device: str, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(activations, integers, integers as a layer keeps them, scale of each output)."""
+    x = torch.randn(1, tokens, channels, generator=generator).to(device)
+    q = torch.randint(-8, 8, (outputs, channels), generator=generator).to(torch.int8).to(device)
+    scale = torch.rand(outputs, generator=generator).to(device)
+    # By channel on the CPU, packed on a GPU.
+    stored = q.t().contiguous().t() if device == "cpu" else pack_int4(q)
+    return x, q, stored, scale
 
 
 def _fused(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
