@@ -24,11 +24,11 @@ class Masks(NamedTuple):
 def span_mask(
     batch: int,
     frames: int,
-    *,
     probability: float,
     length: int,
-    generator: RandomSource,
     padding_mask: Bool[np.ndarray, "batch frames"] | None = None,
+    *,
+    generator: RandomSource,
     min_spans: int = 2,
 ) -> Bool[np.ndarray, "batch frames"]:
     """Masks spans of `length` frames, the same number of frames in every row.
@@ -42,8 +42,8 @@ def span_mask(
         frames: columns T.
         probability: share p of frames to mask, before overlaps.
         length: frames of a span.
-        generator: a NumPy generator.
         padding_mask: True at padding.
+        generator: a NumPy generator, or a legacy `RandomState`.
         min_spans: least number of spans.
 
     Raises:

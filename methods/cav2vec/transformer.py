@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
 
 
 class LayerOutput(NamedTuple):
@@ -84,6 +83,39 @@ class TransformerLayer(nn.Module):
         return LayerOutput(self.final_layer_norm(x + self.dropout(ffn)), ffn)
 
 
+class _NormedWeight(nn.Module):
+    """A convolution's weight as a gain for each tap and a direction."""
+
+    def __init__(self, weight: Float[Tensor, "out in taps"]) -> None:
+        super().__init__()
+        self.original0 = nn.Parameter(weight.norm(dim=(0, 1), keepdim=True))
+        self.original1 = nn.Parameter(weight)
+
+    def forward(self) -> Float[Tensor, "out in taps"]:
+        return torch._weight_norm(self.original1, self.original0, 2)
+
+
+class PositionConv(nn.Module):
+    """A grouped convolution over time, weight-normed tap by tap, as long as its input.
+
+    The parameters have the names of torch's own parametrisation, so that checkpoints fit; that one
+    cannot be sent to another process, which training in several needs.
+    """
+
+    def __init__(self, dim: int, kernel: int, groups: int) -> None:
+        super().__init__()
+        self.kernel, self.groups = kernel, groups
+        weight = torch.empty(dim, dim // groups, kernel).normal_(std=(4 / (kernel * dim)) ** 0.5)
+        self.bias = nn.Parameter(torch.zeros(dim))
+        self.parametrizations = nn.ModuleDict({"weight": _NormedWeight(weight)})
+
+    def forward(self, x: Float[Tensor, "batch dim time"]) -> Float[Tensor, "batch dim time"]:
+        """An even kernel gives one frame too many, the last, which goes."""
+        weight = self.parametrizations["weight"]()
+        y = F.conv1d(x, weight, self.bias, padding=self.kernel // 2, groups=self.groups)
+        return y[..., : x.shape[-1]]
+
+
 class EncoderResult(NamedTuple):
     """The last hidden state after the final norm, and every layer's hidden and FFN output."""
 
@@ -122,13 +154,8 @@ class TransformerEncoder(nn.Module):
         layer_norm_first: bool,
     ) -> None:
         super().__init__()
-        convolution = nn.Conv1d(
-            dim, dim, pos_conv_kernel, padding=pos_conv_kernel // 2, groups=pos_conv_groups
-        )
-        nn.init.normal_(convolution.weight, std=(4 / (pos_conv_kernel * dim)) ** 0.5)
-        assert convolution.bias is not None
-        nn.init.zeros_(convolution.bias)
-        self.pos_conv = nn.Sequential(weight_norm(convolution, dim=2), nn.GELU())
+        positions = PositionConv(dim, pos_conv_kernel, pos_conv_groups)
+        self.pos_conv = nn.Sequential(positions, nn.GELU())
         self.layers = nn.ModuleList(
             TransformerLayer(
                 dim,
@@ -150,10 +177,8 @@ class TransformerEncoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def positions(self, x: Float[Tensor, "batch time dim"]) -> Float[Tensor, "batch time dim"]:
-        """The positional term; an even kernel gives one frame too many, the last, which goes."""
-        return self.pos_conv[1](self.pos_conv[0](x.transpose(1, 2))[..., : x.shape[1]]).transpose(
-            1, 2
-        )
+        """The positional term."""
+        return self.pos_conv(x.transpose(1, 2)).transpose(1, 2)
 
     def forward(
         self,

@@ -67,6 +67,14 @@ def test_uptraining_resumes_to_the_same_weights(clips, mixer, tmp_path):
     assert all(torch.equal(value, resumed[name]) for name, value in straight.items())
 
 
+def test_a_training_can_be_sent_to_another_process():
+    cloudpickle = pytest.importorskip("cloudpickle", reason="several processes need it")
+    model = CAV2vecForPreTraining(PretrainingConfig(TINY, num_classes=5, final_dim=8, top_k=2))
+    sent = cloudpickle.loads(cloudpickle.dumps(uptraining_module(model, Schedule(4, 1e-3, 2))))
+    for name, value in model.state_dict().items():
+        assert torch.equal(sent.model.state_dict()[name], value)
+
+
 def test_gradients_are_those_of_all_accumulated_frames(clips, mixer):
     """Batches of different sizes: sums over frames are divided once, and clipped afterwards."""
     labels = [np.arange(len(c.frames)) % 5 for c in clips]
