@@ -38,7 +38,7 @@ class Segmentation(Experiment):
     Attributes:
         data: images and masks.
         recipe: of the training.
-        shown: test images that are kept for the figures.
+        shown: how many test images are kept for the figures, those with the most foreground.
     """
 
     data: SegmentationData
@@ -60,11 +60,13 @@ class Segmentation(Experiment):
         images, masks = self.data.load("test", cell.seed)
         predicted = predict(model, images, self.recipe.batch_size)
         if self.shown:
+            covered = masks.flatten(1).float().mean(1)
+            chosen = covered.argsort(descending=True, stable=True)[: self.shown]
             np.savez_compressed(
                 context.artifacts / "shown.npz",
-                images=images[: self.shown, 0].half().numpy(),
-                masks=masks[: self.shown].byte().numpy(),
-                predicted=predicted[: self.shown].byte().numpy(),
+                images=images[chosen, 0].half().numpy(),
+                masks=masks[chosen].byte().numpy(),
+                predicted=predicted[chosen].byte().numpy(),
             )
         yield from mask_errors(predicted == 1, masks == 1)
 

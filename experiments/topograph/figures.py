@@ -71,8 +71,9 @@ def _error_maps(results: Results, rows: int = 4) -> Iterator[Figure]:
         axis.set_title(title, fontsize=9)
     _bare(axes)
     caption = (
-        "The first test images. White: right foreground; orange: false positive; blue: false "
-        "negative; red: critical regions, which change the topology; ξ of each prediction below."
+        "Test images with much foreground. White: right foreground; orange: false positive; blue: "
+        "false negative; red: critical regions, which change the topology; ξ of each prediction "
+        "below."
     )
     yield Figure("error_maps", caption, figure)
 
