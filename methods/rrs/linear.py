@@ -346,8 +346,7 @@ class QuantLinear(nn.Module):
         shape = self.context.shape
         if shape is not None and not self.routed and x.shape[:-1].numel() == shape[0] * shape[1]:
             return x.reshape(*shape, self.in_features), self.context.keep
-        rows = x[None] if x.ndim == 1 else x
-        return rows.reshape(-1, *rows.shape[-2:]), None
+        return (x.flatten(0, -3) if x.ndim > 2 else x.reshape(1, -1, self.in_features)), None
 
     @property
     def _rotates_whole(self) -> bool:

@@ -200,6 +200,8 @@ def test_layer_takes_one_token_and_several_batch_axes(x, weight):
     expected = torch.stack([made(x), made(2 * x)])
     torch.testing.assert_close(made(stacked), expected)
     torch.testing.assert_close(made(x[0, 3]), made(x[0, 3:4])[0])
+    with pytest.raises(ValueError, match="not empty"):
+        made(x[:, :0])
 
 
 def test_symmetric_range_reaches_its_lowest_level():
