@@ -98,7 +98,7 @@ class Questions(Experiment):
         samples = load_official(str(self.data), folder)
         settings = arm.settings(cell.seed)
         task = question_task(family, self.presentation, 1, data=samples, **settings).task
-        records = arm.answer(task, cell.seed, context.scratch)  # type: ignore[arg-type]
+        records = arm.answer(task, cell.seed, context.scratch)
         # the four rotations of a stimulus are separate entries there
         clusters: dict[str, list[float]] = {}
         for record in records:
@@ -155,12 +155,13 @@ class Games(Experiment):
     def measure(
         self, arm: LanguageModel | ScriptedPlayer, cell: Cell, context: CellContext
     ) -> Iterator[Measurement]:
+        game = str(cell.coordinates["game"])
         records = arm.play(
             cell.seed,
             context.scratch,
-            game=str(cell.coordinates["game"]),
+            game=game,
             presentation=self.presentation,
-            episodes=arm.episodes or self.episodes,
+            episodes=arm.episodes.get(game, self.episodes),
             difficulty=self.difficulty,
             max_steps=self.max_steps,
             prompts_dir=self.prompts_dir,

@@ -1,8 +1,8 @@
 """Who answers and plays: models behind a chat client, and scripts of known score."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from ritornello.common.chat import (
     TransformersClient,
 )
 from ritornello.common.errors import UserError
-from ritornello.common.evaluation import Record, Sample, evaluate, play
+from ritornello.common.evaluation import Record, Sample, Task, evaluate, play
 from ritornello.common.evaluation.baselines import (
     Policy,
     fixed_slot,
@@ -37,8 +37,8 @@ class LanguageModel:
 
     Args:
         client: makes the chat client: a local model, an endpoint, vLLM.
-        stimuli, large_scale_stimuli, episodes: how many it is asked and plays; None: as many as
-            the part says.
+        stimuli, large_scale_stimuli: how many it is asked; None: as many as the part says.
+        episodes: how many it plays, by game; of games not named as many as the part says.
         mode: how questions are answered.
         max_tokens, temperature: of everything it writes.
         prefill: how its replies begin in games.
@@ -51,7 +51,7 @@ class LanguageModel:
     client: Callable[[], ChatClient]
     stimuli: int | None = None
     large_scale_stimuli: int | None = None
-    episodes: int | None = None
+    episodes: Mapping[str, int] = field(default_factory=dict)
     mode: Literal["generate", "likelihood"] = "generate"
     max_tokens: int = PUBLISHED_PARAMS.max_tokens
     temperature: float = PUBLISHED_PARAMS.temperature
@@ -69,7 +69,7 @@ class LanguageModel:
         """Keyword arguments for a question task."""
         return {"mode": self.mode, "params": self._params(seed)}
 
-    def answer(self, task: Permuted, seed: int, scratch: Path) -> list[Record]:
+    def answer(self, task: Task, seed: int, scratch: Path) -> list[Record]:
         client = CachedClient(self._client, scratch / "answers.sqlite")
         return evaluate(task, client, block=self.block)
 
@@ -113,10 +113,10 @@ class ScriptedAnswers:
     def settings(self, seed: int) -> dict[str, Any]:
         return {"mode": "generate"}
 
-    def answer(self, task: Permuted, seed: int, scratch: Path) -> list[Record]:
+    def answer(self, task: Task, seed: int, scratch: Path) -> list[Record]:
         return evaluate(task, self._client(task, seed))
 
-    def _client(self, task: Permuted, seed: int) -> ScriptedClient:
+    def _client(self, task: Task, seed: int) -> ScriptedClient:
         if self.policy == "refuser":
             return saying()
         policies: dict[str, Callable[[], Policy]] = {
@@ -131,23 +131,34 @@ class ScriptedAnswers:
 
 @dataclass
 class ScriptedPlayer:
-    """A script that plays games."""
+    """A script that plays games; `episodes` as of a model."""
 
     policy: GamePolicy
-    episodes: int | None = None
+    episodes: Mapping[str, int] = field(default_factory=dict)
 
     def play(self, seed: int, scratch: Path, **world: Any) -> list[Record]:
         return play_policy(SpaceGameTask(**world, seed=seed, comment=False), self.policy)
 
 
 def local_client(
-    model: Callable[[], Any], tokenizer: Callable[[], Any], *, max_batch_rows: int = 32
+    model: Callable[[], Any],
+    tokenizer: Callable[[], Any],
+    *,
+    max_batch_rows: int = 32,
+    max_batch_tokens: int = 2048,
 ) -> TransformersClient:
-    """A local text model; arms and parts of one process that load the same one share it."""
-    key = repr((model, tokenizer, max_batch_rows))
+    """A local text model; arms and parts of one process that load the same one share it.
+
+    The questions about layouts are thousands of tokens long: few of them in memory at a time.
+    """
+    key = repr((model, tokenizer, max_batch_rows, max_batch_tokens))
     if key not in _LOADED:
         _LOADED[key] = TransformersClient(
-            model(), tokenizer(), max_batch_rows=max_batch_rows, pack_weights=False
+            model(),
+            tokenizer(),
+            max_batch_rows=max_batch_rows,
+            max_batch_tokens=max_batch_tokens,
+            pack_weights=False,
         )
     return _LOADED[key]
 

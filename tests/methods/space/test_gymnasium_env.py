@@ -1,15 +1,19 @@
-"""The environments keep Gymnasium's contract."""
+"""The environments keep Gymnasium's contract; without Gymnasium it is said what to install."""
+
+import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from ritornello.common.errors import UserError
 from ritornello.methods.space import DiscreteMapEnv, MazeEnv, WorkingMemoryEnv
 from ritornello.methods.space.gymnasium_env import to_gymnasium
 from ritornello.methods.space.layouts import make_world
 from ritornello.methods.space.mazes import carve_maze, far_ends
 from ritornello.methods.space.working_memory import place_boxes
 
-gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed")
+installed = pytest.mark.skipif(find_spec("gymnasium") is None, reason="needs gymnasium")
 
 
 def environments():
@@ -20,6 +24,13 @@ def environments():
     yield WorkingMemoryEnv(place_boxes(rng, 4), [2, 0, 1, 3])
 
 
+def test_without_gymnasium_the_command_to_install_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(UserError, match="pip install gymnasium"):
+        to_gymnasium(next(environments()))
+
+
+@installed
 @pytest.mark.parametrize("env", list(environments()), ids=lambda env: type(env).__name__)
 def test_the_contract_is_kept(env):
     from gymnasium.utils.env_checker import check_env
@@ -27,6 +38,7 @@ def test_the_contract_is_kept(env):
     check_env(to_gymnasium(env), skip_render_check=True)
 
 
+@installed
 def test_rewards_are_spl_and_treasures():
     maze, _, boxes = environments()
     env = to_gymnasium(maze)
