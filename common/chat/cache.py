@@ -99,6 +99,7 @@ class AnswerStore:
         return found
 
     def put(self, key: bytes, value: Mapping[str, object]) -> None:
+        """Stores one answer, replacing an older one."""
         packed = zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
         with self._lock:
             self._db.execute(
@@ -110,6 +111,7 @@ class AnswerStore:
             return self._db.execute("SELECT COUNT(*) FROM answers").fetchone()[0]
 
     def close(self) -> None:
+        """Closes the file."""
         self._db.close()
 
 
@@ -133,10 +135,12 @@ class CachedClient:
 
     @property
     def model_id(self) -> str:
+        """The inner client's identity, which is part of every key."""
         return self._client.model_id
 
     @property
     def capabilities(self) -> frozenset[str]:
+        """What the inner client understands."""
         return self._client.capabilities
 
     def generate(
@@ -146,6 +150,7 @@ class CachedClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
+        """As `ChatClient.generate`; completions out of the store have `attempts` 0."""
         asked = [as_prompt(prompt) for prompt in prompts]
         keys = generation_keys(self.model_id, asked, params)
         stored = self._store.get(keys)
@@ -191,6 +196,7 @@ class CachedClient:
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
     ) -> list[ContinuationScores]:
+        """As `ChatClient.score_continuations`, from the store where known."""
         asked = [as_prompt(prompt) for prompt in prompts]
         keys = [
             score_key(self.model_id, prompt, options)
@@ -233,9 +239,11 @@ class ReplayClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
+        """Raises ChatError: whatever is asked was not stored."""
         raise ChatError(f"{len(prompts)} answers of {self.model_id} are not in the store")
 
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
     ) -> list[ContinuationScores]:
+        """Raises ChatError: whatever is asked was not stored."""
         raise ChatError(f"scores of {len(prompts)} prompts by {self.model_id} are not in the store")

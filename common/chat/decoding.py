@@ -32,6 +32,7 @@ class Row:
 
     @property
     def length(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
         return len(self.prompt_ids) + len(self.token_ids)
 
 

@@ -98,6 +98,7 @@ class OpenAIClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
+        """As `ChatClient.generate`, concurrently; first-token settings raise CapabilityError."""
         asked = [as_prompt(prompt) for prompt in prompts]
         require_capabilities(self, asked, params)
         if params.first_token_temperature is not None or params.banned_first_token_ids:

@@ -83,6 +83,7 @@ class TransformersClient:
 
     @property
     def model_id(self) -> str:
+        """As given, or name and hash of dtype, template and weights."""
         if not self._model_id:
             self._model_id = _fingerprint(self.model, self.tokenizer)
         return self._model_id
@@ -101,6 +102,7 @@ class TransformersClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
+        """As `ChatClient.generate`, in batches; ContextLengthError where a prompt does not fit."""
         from ritornello.common.chat.decoding import BatchDecoder, BatchModel, Row
 
         asked = [as_prompt(prompt) for prompt in prompts]
@@ -136,6 +138,7 @@ class TransformersClient:
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
     ) -> list[ContinuationScores]:
+        """As `ChatClient.score_continuations`: each prompt once, then its continuations."""
         from ritornello.common.chat.decoding import BatchModel
         from ritornello.common.chat.scoring import score_requests
 

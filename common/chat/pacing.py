@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
 
@@ -91,7 +91,7 @@ class RateLimit:
             await asyncio.sleep(wait)
 
 
-def retry_after_seconds(headers) -> float | None:
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     """What a response asks to wait (`Retry-After` in seconds or as a date, `retry-after-ms`)."""
     milliseconds = headers.get("retry-after-ms")
     given = headers.get("retry-after")

@@ -50,6 +50,7 @@ class Image:
 
     @property
     def sha256(self) -> str:
+        """Hash of the encoded bytes, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
 
 
@@ -74,14 +75,17 @@ class Message:
 
     @classmethod
     def system(cls, content: str | Sequence[Part]) -> "Message":
+        """A turn that sets the model's role."""
         return cls("system", content)
 
     @classmethod
     def user(cls, content: str | Sequence[Part]) -> "Message":
+        """A turn of the user."""
         return cls("user", content)
 
     @classmethod
     def assistant(cls, content: str | Sequence[Part]) -> "Message":
+        """A turn of the model."""
         return cls("assistant", content)
 
     @property
@@ -91,6 +95,7 @@ class Message:
 
     @property
     def has_images(self) -> bool:
+        """Whether a part is a picture."""
         return any(isinstance(part, Image) for part in self.parts)
 
 
@@ -255,14 +260,17 @@ class Completion:
 
     @property
     def ok(self) -> bool:
+        """Whether there is an answer, be it cut off or refused."""
         return self.finish_reason != "error"
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         # the fields are flat but for one: a deep copy would cost more than writing the line
         return vars(self) | {"usage": vars(self.usage)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Completion":
+        """The inverse of `to_json`."""
         fields = dict(record)
         for name in ("token_ids", "logprobs", "top_logprobs"):
             fields[name] = None if fields.get(name) is None else tuple(fields[name])
@@ -312,10 +320,14 @@ class ChatClient(Protocol):
     """
 
     @property
-    def model_id(self) -> str: ...
+    def model_id(self) -> str:
+        """Everything that the answers depend on besides prompt and parameters."""
+        ...
 
     @property
-    def capabilities(self) -> frozenset[str]: ...
+    def capabilities(self) -> frozenset[str]:
+        """What is understood, see `Capability`."""
+        ...
 
     def generate(
         self,

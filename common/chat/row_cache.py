@@ -23,6 +23,7 @@ class RowLayer(DynamicLayer):
     values: Tensor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Takes shape, dtype and device from the first states (R, H, new, D)."""
         self.device = key_states.device
         rows, heads, _, _ = key_states.shape
         self.keys = key_states.new_empty(rows, heads, 0, key_states.shape[-1])
@@ -87,10 +88,12 @@ class RowCache(Cache):
 
     @property
     def rows(self) -> int:
+        """R."""
         return self.valid.shape[0]
 
     @property
     def columns(self) -> int:
+        """C."""
         return self.valid.shape[1]
 
     def extend_valid(self, new: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class ScriptedClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
+        """As `ChatClient.generate`, by the policy; the prompts are kept in `calls`."""
         completions = []
         for index, prompt in enumerate(map(as_prompt, prompts)):
             self.calls.append(prompt)
@@ -60,6 +61,7 @@ class ScriptedClient:
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
     ) -> list[ContinuationScores]:
+        """As `ChatClient.score_continuations`; `greedy` marks the likeliest."""
         if self._score is None:
             raise CapabilityError(f"{self.model_id} was given no score function")
         scores = []

@@ -65,6 +65,7 @@ class EndpointSession:
     async def complete(
         self, prompt: Prompt, params: GenerationParams, body: dict[str, object]
     ) -> Completion:
+        """One completion; a request that failed for good has finish reason "error"."""
         started = time.perf_counter()
         if prompt.text is not None:
             size = len(prompt.text)
@@ -123,6 +124,7 @@ class EndpointSession:
     async def first_token_scores(
         self, prompt: Prompt, params: GenerationParams, body: dict, options: Sequence[str]
     ) -> ContinuationScores:
+        """Scores single-token options by the alternatives to the answer's first token."""
         completion = await self.complete(prompt, params, body)
         if not completion.top_logprobs:
             raise CapabilityError(

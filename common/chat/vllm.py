@@ -42,6 +42,7 @@ class VLLMClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
+        """As `ChatClient.generate`; first-token settings raise CapabilityError."""
         asked = [as_prompt(prompt) for prompt in prompts]
         require_capabilities(self, asked, params)
         if params.first_token_temperature is not None or params.banned_first_token_ids:
@@ -60,6 +61,7 @@ class VLLMClient:
     def score_continuations(
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
     ) -> list[ContinuationScores]:
+        """As `ChatClient.score_continuations`, by prompt log-probabilities."""
         vllm = _vllm()
         requests, owners = [], []
         for index, (prompt, options) in enumerate(

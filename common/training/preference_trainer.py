@@ -78,6 +78,7 @@ class SharedPromptDPOTrainer(DPOTrainer):
     def compute_ref_log_probs(
         self, model: torch.nn.Module, inputs: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (pairs,) of both sides under the model without its adapters."""
         adapters = getattr(self.accelerator.unwrap_model(model), "disable_adapter", nullcontext)
         with torch.no_grad(), adapters(), self.accelerator.autocast():
             return pair_logprobs(model, _pair_batch(inputs, self.accelerator.device))
@@ -89,6 +90,7 @@ class SharedPromptDPOTrainer(DPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: int | None = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one batch of pairs; with `return_outputs` also its terms, by name."""
         batch = _pair_batch(inputs, self.accelerator.device)
         chosen, rejected = pair_logprobs(model, batch)
         chosen_sizes, rejected_sizes = batch.chosen_mask.sum(1), batch.rejected_mask.sum(1)
@@ -119,6 +121,7 @@ class SharedPromptDPOTrainer(DPOTrainer):
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Tensor], *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
+        """The loss alone, without gradient or replay."""
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs)
             assert isinstance(loss, Tensor)

@@ -13,8 +13,9 @@ from ritornello.common.reporting import Figure, Results, new_figure
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings, text_pair_logprobs
+from ritornello.methods.magpie.config import MagpieConfig
 from ritornello.methods.magpie.finetune import align_on_pairs, finetune_on_rows, usable_pairs
-from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
+from ritornello.methods.magpie.pipeline import MagpiePipeline
 from ritornello.methods.magpie.preferences import LikelihoodReward, Reward
 
 if TYPE_CHECKING:

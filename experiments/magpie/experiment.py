@@ -32,12 +32,13 @@ from ritornello.common.training.preference import PreferenceSettings, text_pair_
 from ritornello.experiments.magpie import toy_world as toy
 from ritornello.experiments.magpie.figures import draw
 from ritornello.experiments.magpie.sources import SelfInstructArm, TemplateArm
+from ritornello.methods.magpie.config import MagpieConfig
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.export import to_trl_sft
 from ritornello.methods.magpie.finetune import align_on_pairs, finetune_on_rows, usable_pairs
 from ritornello.methods.magpie.generator import MagpieGenerator
 from ritornello.methods.magpie.metrics import distinct_2, is_mathematical, is_request
-from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
+from ritornello.methods.magpie.pipeline import MagpiePipeline
 from ritornello.methods.magpie.preferences import LikelihoodReward, Reward
 from ritornello.methods.magpie.templates import ChatTemplateParts
 

@@ -1,11 +1,12 @@
 """Magpie: instruction data out of an aligned model that is prompted with nothing."""
 
 from ritornello.methods.magpie.baselines import InContextResponder, SelfInstructGenerator
+from ritornello.methods.magpie.config import MagpieConfig
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.export import to_sharegpt, to_trl_dpo, to_trl_sft
 from ritornello.methods.magpie.filters import FILTERS, filter_rows, longest
 from ritornello.methods.magpie.generator import DOMAIN_SYSTEMS, Instruction, MagpieGenerator
-from ritornello.methods.magpie.pipeline import MagpieConfig, MagpiePipeline
+from ritornello.methods.magpie.pipeline import MagpiePipeline
 from ritornello.methods.magpie.preferences import (
     LikelihoodReward,
     SequenceReward,

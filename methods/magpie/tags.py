@@ -225,5 +225,6 @@ class LanguageTagger:
         self._detector = LanguageDetectorBuilder.from_all_languages().build()
 
     def tag(self, instructions: Sequence[str]) -> list[dict[str, object]]:
+        """`language` of each instruction."""
         found = [self._detector.detect_language_of(text) for text in instructions]
         return [{"language": None if l is None else l.iso_code_639_1.name} for l in found]

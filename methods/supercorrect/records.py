@@ -84,6 +84,7 @@ class Journal:
             _end_last_line(path)
 
     def write(self, stage: str, item: str, state: State, round_: int, text: str) -> None:
+        """Appends one transition of one item, with the raw text."""
         if self.path is None:
             return
         row = {"stage": stage, "id": item, "state": state, "round": round_, "text": text}

@@ -32,11 +32,13 @@ class TeacherClient(Protocol):
 
     def solutions(
         self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
-    ) -> list[str]: ...
+    ) -> list[str]:
+        """Hierarchical rewritings of the problems' reference solutions, as raw text."""
+        ...
 
-    def corrections(
-        self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]
-    ) -> list[str]: ...
+    def corrections(self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]) -> list[str]:
+        """Grounded corrections of the wrong solutions, as raw text."""
+        ...
 
 
 class Inspector(Protocol):
@@ -44,11 +46,15 @@ class Inspector(Protocol):
 
     def solution_faults(
         self, problems: Sequence[MathProblem], texts: Sequence[str]
-    ) -> list[str | None]: ...
+    ) -> list[str | None]:
+        """What is wrong with hierarchical solutions (texts)."""
+        ...
 
     def correction_faults(
         self, cases: Sequence[ErrorCase], corrections: Sequence[Correction]
-    ) -> list[str | None]: ...
+    ) -> list[str | None]:
+        """What is wrong with corrections of the cases."""
+        ...
 
 
 class LLMTeacher:
@@ -74,6 +80,7 @@ class LLMTeacher:
     def solutions(
         self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
     ) -> list[str]:
+        """See `TeacherClient`."""
         prompts = [
             f"{REWRITE}\nProblem:\n{problem.problem}\n\nReference solution:\n{problem.solution}"
             for problem in problems
@@ -81,6 +88,7 @@ class LLMTeacher:
         return self._ask([[{"role": "user", "content": text}] for text in prompts], feedback)
 
     def corrections(self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]) -> list[str]:
+        """See `TeacherClient`."""
         prompts = [
             self.correction.prompt(case.problem, case.student_steps, case.solution)
             for case in cases
@@ -113,6 +121,7 @@ class LLMInspector:
     def solution_faults(
         self, problems: Sequence[MathProblem], texts: Sequence[str]
     ) -> list[str | None]:
+        """See `Inspector`."""
         return self._ask(
             [
                 _inspection(problem.problem, problem.solution, text)
@@ -123,6 +132,7 @@ class LLMInspector:
     def correction_faults(
         self, cases: Sequence[ErrorCase], corrections: Sequence[Correction]
     ) -> list[str | None]:
+        """See `Inspector`."""
         return self._ask(
             [
                 _inspection(
@@ -164,7 +174,9 @@ class Solver(Protocol):
         """A correction as text of the world's template."""
         ...
 
-    def is_right_solution(self, problem: str, text: str) -> bool: ...
+    def is_right_solution(self, problem: str, text: str) -> bool:
+        """Whether every step and the answer are right."""
+        ...
 
     def is_right_correction(
         self, problem: str, steps: Sequence[str], correction: Correction
@@ -184,9 +196,11 @@ class OracleTeacher:
     def solutions(
         self, problems: Sequence[MathProblem], feedback: Sequence[str | None]
     ) -> list[str]:
+        """Right solutions; there is nothing to object to."""
         return [self.solver.solution(problem.problem) for problem in problems]
 
     def corrections(self, cases: Sequence[ErrorCase], feedback: Sequence[str | None]) -> list[str]:
+        """Exact corrections of the first errors."""
         return [
             self.solver.write(self.solver.correction(case.problem, case.student_steps))
             for case in cases
@@ -195,6 +209,7 @@ class OracleTeacher:
     def solution_faults(
         self, problems: Sequence[MathProblem], texts: Sequence[str]
     ) -> list[str | None]:
+        """See `Inspector`; exact."""
         return [
             None if self.solver.is_right_solution(problem.problem, text) else "a step is wrong"
             for problem, text in zip(problems, texts, strict=True)
@@ -203,6 +218,7 @@ class OracleTeacher:
     def correction_faults(
         self, cases: Sequence[ErrorCase], corrections: Sequence[Correction]
     ) -> list[str | None]:
+        """See `Inspector`; exact."""
         return [
             None
             if self.solver.is_right_correction(case.problem, case.student_steps, claim)

@@ -71,17 +71,21 @@ class SolutionTemplate(Protocol):
         """The question; with `steps`, to be continued after them."""
         ...
 
-    def parse(self, text: str) -> Trace: ...
+    def parse(self, text: str) -> Trace:
+        """Reads a model's text."""
+        ...
 
-    def render(self, trace: Trace) -> str: ...
+    def render(self, trace: Trace) -> str:
+        """The canonical text of a solution."""
+        ...
 
 
 class CorrectionFormat(Protocol):
     """Asks for the first error and reads the claim."""
 
-    def prompt(
-        self, problem: str, steps: Sequence[str], solution: str | None = None
-    ) -> TextPrompt: ...
+    def prompt(self, problem: str, steps: Sequence[str], solution: str | None = None) -> TextPrompt:
+        """The question about the steps; `solution` is the reference, for a teacher."""
+        ...
 
     def parse(self, text: str) -> Correction | None:
         """None when nothing can be read."""
@@ -128,6 +132,7 @@ class HierarchicalTemplate:
         return cls(text)
 
     def prompt(self, problem: str, steps: Sequence[str] = ()) -> list[dict[str, str]]:
+        """One user message; with `steps`, also the beginning of the answer."""
         messages = [{"role": "user", "content": self.instruction + problem}]
         if steps:
             begun = render_trace(steps_trace(steps)) + "\n"
@@ -135,9 +140,11 @@ class HierarchicalTemplate:
         return messages
 
     def parse(self, text: str) -> Trace:
+        """See `parse_trace`."""
         return parse_trace(text)
 
     def render(self, trace: Trace) -> str:
+        """See `render_trace`."""
         return render_trace(trace)
 
 
@@ -180,6 +187,7 @@ class CorrectionTemplate:
         return [{"role": "user", "content": "\n\n".join(parts)}]
 
     def parse(self, text: str) -> Correction | None:
+        """The claim of a correction trace; None where there is no step."""
         trace = parse_trace(text)
         if not trace.steps:
             return None
