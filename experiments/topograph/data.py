@@ -39,6 +39,7 @@ class Networks:
     test: int
 
     def load(self, split: Split, seed: int) -> Pairs:
+        """Images and masks of one split, others for every seed."""
         count = self.train if split == "train" else self.test
         return networks(count, self.size, seed * 2 + (split == "test"))
 
@@ -61,6 +62,7 @@ class ImagePairs:
     invert: bool = False
 
     def load(self, split: Split, seed: int) -> Pairs:
+        """The tiles of one split; the seed changes nothing."""
         pairs = self._files()
         pairs = pairs[: -self.test] if split == "train" else pairs[-self.test :]
         images, masks = [], []

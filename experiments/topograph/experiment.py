@@ -50,6 +50,7 @@ class Segmentation(Experiment):
         return tempfile.TemporaryDirectory(prefix="topograph-")
 
     def measure(self, arm: Objective, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Trains, and measures errors and overlap with a sample for each test image."""
         images, masks = self.data.load("train", cell.seed)
         trainer = Trainer(images, masks, self.recipe, cell.seed, Path(self._folder.name))
         started = time.process_time()
@@ -133,6 +134,7 @@ class LossTime(Experiment):
     seconds: float
 
     def measure(self, arm: nn.Module, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Seconds a call of every size, and the exponent of growth."""
         problems = {size: _timed_problem(size, cell.seed) for size in self.sizes}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -197,6 +199,7 @@ class Guarantee(Experiment):
     counted: int
 
     def measure(self, arm: RegionRule, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """How often the guarantee and its converse fail, and what goes with ξ."""
         tables = [self._table(size, arm, cell.seed) for size in self.sizes]
         count, strict, published, _, loss = table = torch.cat(tables, dim=1)
         clean = count == 0

@@ -38,6 +38,7 @@ class Published(Experiment):
     batch_size: int
 
     def measure(self, arm: Checkpoint, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        """Errors of the published network on the test set."""
         files = glob.glob(arm.path)
         if len(files) != 1:
             raise UserError(

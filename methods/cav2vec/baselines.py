@@ -36,6 +36,7 @@ class ReliabilityScores(nn.Module):
     def forward(
         self, audio: Float[Tensor, "batch time dim"], video: Float[Tensor, "batch time dim"]
     ) -> tuple[Float[Tensor, "batch time dim"], Float[Tensor, "batch time dim"]]:
+        """Both streams, each multiplied by its scores, (batch, time, dim) as they came."""
         both = torch.cat([audio, video], dim=-1).transpose(1, 2)
         context = torch.relu(self.context(both)).transpose(1, 2)
         return (

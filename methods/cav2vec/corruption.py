@@ -141,6 +141,11 @@ class ObjectOcclusion:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """Lays one object over each stretch.
+
+        Raises:
+            ValueError: no landmarks to follow.
+        """
         if landmarks is None:
             raise ValueError("landmarks are needed: the object follows a lip landmark, got None")
         scale = frames.shape[1] / _CROP
@@ -167,6 +172,8 @@ class HandOcclusion:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """Lays one hand over each stretch; landmarks are not looked at."""
+
         def disturb(part: Clip) -> np.ndarray:
             return cover_lower_face(part, *self.patch(part.shape[1], generator))
 
@@ -183,6 +190,8 @@ class Pixelate:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """Coarsens each stretch; landmarks are not looked at."""
+
         def disturb(part: Clip) -> np.ndarray:
             return pixelate(part, self.pixel_size)
 
@@ -199,6 +208,8 @@ class GaussianPixelNoise:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """Adds noise to each stretch, of a strength of its own; landmarks are not looked at."""
+
         def disturb(part: Clip) -> np.ndarray:
             return gaussian_noise(part, generator.uniform(0, self.max_variance), generator)
 
@@ -215,6 +226,8 @@ class GaussianBlur:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """Blurs each stretch, with a width of its own; landmarks are not looked at."""
+
         def disturb(part: Clip) -> np.ndarray:
             return gaussian_blur(part, generator.uniform(*self.sigmas))
 
@@ -240,6 +253,7 @@ class SequenceNoise:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """Noise, blur or nothing, by one draw."""
         choice = generator.random()
         if choice < self.noise_probability:
             return self.noise(frames, generator, landmarks)
@@ -263,6 +277,11 @@ class VideoCorruptor:
     def __call__(
         self, frames: Clip, generator: np.random.Generator, landmarks: Landmarks | None = None
     ) -> Corrupted:
+        """The clip after all corruptions, and the frames that any of them touched.
+
+        Raises:
+            ValueError: frames that are not uint8 (frames, height, width).
+        """
         if frames.ndim != 3 or frames.dtype != np.uint8:
             raise ValueError(
                 f"frames must be uint8 (frames, height, width), got {frames.dtype} {frames.shape}"

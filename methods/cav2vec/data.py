@@ -26,7 +26,10 @@ class Clips(Protocol):
     """A sized collection of audio-visual clips that knows their lengths in frames."""
 
     @property
-    def frame_counts(self) -> Sequence[int]: ...
+    def frame_counts(self) -> Sequence[int]:
+        """Frames of every clip."""
+        ...
+
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> AVClip: ...
 
@@ -37,7 +40,11 @@ def normalize_video(frames: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def centre_crop(frames: np.ndarray, size: int) -> np.ndarray:
-    """The middle `size`×`size` of (time, height, width)."""
+    """The middle `size`×`size` of (time, height, width).
+
+    Raises:
+        ValueError: smaller frames.
+    """
     height, width = frames.shape[1:]
     if height < size or width < size:
         raise ValueError(
@@ -71,7 +78,16 @@ def audio_features(
 def clip_batch(
     waveform: np.ndarray | None, frames: np.ndarray | None, image_size: int
 ) -> SpeechBatch:
-    """One clip, or one modality of it, as a batch for recognition."""
+    """One clip, or one modality of it, as a batch for recognition.
+
+    Args:
+        waveform: int16 samples at 16 kHz (samples), or None.
+        frames: uint8 mouth crops at 25 Hz (time, height, width), or None.
+        image_size: height and width of the middle that is kept.
+
+    Raises:
+        ValueError: neither, several channels, too small pictures, or lengths that differ.
+    """
     if waveform is None and frames is None:
         raise ValueError("waveform and frames are both None: at least one is needed")
     audio = video = None
@@ -146,6 +162,7 @@ class UptrainingBatches:
         )
 
     def __call__(self, number: int) -> AVBatch:
+        """Batch `number`: audio (B, 104, T), video (B, 1, T, H, W), flags and labels (B, T)."""
         rows = self._rows(number)
         clips = [self.clips[index] for _, index in rows]
         generators = [new_generator(self.seed, 2, epoch, index) for epoch, index in rows]
@@ -226,6 +243,7 @@ class LabelledBatches:
         )
 
     def __call__(self, number: int) -> SpeechBatch:
+        """Batch `number` of the shuffled clips."""
         return self._assemble(self._rows(number))
 
     def in_order(self) -> Iterator[tuple[SpeechBatch, list[str]]]:

@@ -59,6 +59,14 @@ class DecoderLayer(nn.Module):
         causal: Bool[Tensor, "length total"] | None,
         memory_mask: Bool[Tensor, "batch 1 1 time"] | None,
     ) -> tuple[Tensor, LayerCache]:
+        """The layer on new tokens, and the cache that now holds them too.
+
+        Args:
+            x: the new tokens.
+            cache: what came before.
+            causal: True where a new token may look at a token; None: everywhere.
+            memory_mask: True where the encoder may be looked at.
+        """
         normed = self.self_attn_layer_norm(x)
         attention = self.self_attn
         key = torch.cat([cache.key, attention.split_heads(attention.k_proj(normed))], dim=2)

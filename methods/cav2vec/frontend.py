@@ -1,5 +1,7 @@
 """From filterbanks and mouth crops to one feature vector per 25 Hz frame and modality (sec. 3)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -12,12 +14,14 @@ class GradientScale(torch.autograd.Function):
     """The identity whose gradient is multiplied by a constant; the value is not touched."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        """The value as it is."""
         ctx.scale = scale
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The gradient times the constant."""
         return gradient * ctx.scale, None
 
 
@@ -42,6 +46,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d i j"]:
+        """Two convolutions and the shortcut."""
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu1(self.bn1(self.conv1(x)))
         return self.relu2(self.bn2(self.conv2(x)) + shortcut)
@@ -60,6 +65,7 @@ class ResNetTrunk(nn.Module):
             before = width
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        """Pictures (n, c, h, w) to vectors (n, d): the mean of the last stage over its places."""
         for stage in range(1, self.num_stages + 1):
             if stage == self.num_stages and x.device.type == "cpu":
                 x = x.contiguous()  # on pictures of 3 × 3 a CPU is faster without channels last
@@ -145,6 +151,7 @@ class AudioFrontend(nn.Module):
     def forward(
         self, audio: Float[Tensor, "batch channels time"]
     ) -> Float[Tensor, "batch time dim"]:
+        """One vector for each stacked frame."""
         return self.proj(audio.transpose(1, 2))
 
 

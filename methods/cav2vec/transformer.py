@@ -39,6 +39,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch time dim"], mask: Bool[Tensor, "batch 1 1 time"] | None
     ) -> Float[Tensor, "batch time dim"]:
+        """The sequence looks at itself; `mask` is True where looking is allowed."""
         query, key, value = (
             self.split_heads(projection(x))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -74,6 +75,7 @@ class TransformerLayer(nn.Module):
         return self.fc2(self.activation_dropout(F.gelu(self.fc1(x))))
 
     def forward(self, x: Float[Tensor, "batch time dim"], mask: Tensor | None) -> LayerOutput:
+        """One layer, (batch, time, dim); `mask` is True where looking is allowed."""
         if self.layer_norm_first:
             x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x), mask))
             ffn = self._feed_forward(self.final_layer_norm(x))

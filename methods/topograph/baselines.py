@@ -68,6 +68,7 @@ class HuTopoLoss(_DiagramLoss):
     def image_loss(
         self, filtration: Float[Tensor, "height width"], label: np.ndarray
     ) -> Float[Tensor, ""]:
+        """Squared distance of the diagrams of prediction and label."""
         pixels = filtration.flatten()
         loss = pixels.new_zeros(())
         pairs, essential = _cubical_pairs(filtration.detach().cpu().numpy())
@@ -116,6 +117,7 @@ class BettiMatchingLoss(_DiagramLoss):
     def image_loss(
         self, filtration: Float[Tensor, "height width"], label: np.ndarray
     ) -> Float[Tensor, ""]:
+        """Squared distances of matched features, and of the others to the diagonal."""
         pixels = filtration.flatten()
         field = filtration.detach().cpu().numpy().astype(np.float32)
         goal = label.astype(np.float32)
