@@ -1,5 +1,6 @@
 """Trains a LightningModule so that a killed run continues to the same loss curve."""
 
+import inspect
 import logging
 import os
 import tempfile
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ritornello.common.errors import UserError
 from ritornello.common.training.processes import (
     across_nodes,
     companions,
@@ -37,6 +39,19 @@ class FitResult:
     resumed_from: int
 
 
+_SET_HERE = {
+    "accumulate_grad_batches",
+    "callbacks",
+    "enable_checkpointing",
+    "enable_model_summary",
+    "enable_progress_bar",
+    "gradient_clip_val",
+    "logger",
+    "max_epochs",
+    "max_steps",
+    "max_time",
+    "use_distributed_sampler",
+}
 _chosen: dict[str, Any] = {}
 
 
@@ -44,8 +59,17 @@ def choose_trainer(options: Mapping[str, Any]) -> None:
     """Options of every `fit` of this process, over the caller's own: one switch for all papers.
 
     Args:
-        options: arguments of `lightning.pytorch.Trainer`, or `accumulate`.
+        options: arguments of `lightning.pytorch.Trainer` that `fit` does not set, or `accumulate`.
+
+    Raises:
+        UserError: another key.
     """
+    if options:
+        from lightning.pytorch import Trainer
+
+        accepted = {"accumulate", *inspect.signature(Trainer).parameters} - _SET_HERE
+        if unknown := sorted(set(options) - accepted):
+            raise UserError(f"trainer has no {unknown}. Accepted: {', '.join(sorted(accepted))}")
     _chosen.clear()
     _chosen.update(options)
 

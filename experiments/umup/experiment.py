@@ -4,11 +4,13 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Cell, CellContext, Measurement
+from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.umup.figures import figures
 from ritornello.experiments.umup.search import Interdependence, Search
 from ritornello.experiments.umup.trained import Trained
@@ -154,15 +156,16 @@ class LowPrecision(Trained):
         """Held-out loss, RMS values on the way; exponents are kept for the figure."""
         model = build(arm, self.recipe, cell.seed)
         steps = [round(i * (self.recipe.steps - 1) / (self.looks - 1)) for i in range(self.looks)]
-        seen: list[Measurement] = []
+
+        def look(step: int) -> Path:
+            """A file for each look: a training that is taken up again has the earlier ones."""
+            return context.scratch / f"look-{step}.json"
 
         def watch(step: int, model: DecoderLM) -> None:
-            if step not in steps:
-                return
-            for scale in ScaleTracker(model).scales():
-                place = {"tensor": f"{scale.name} {scale.kind}", "step": step}
-                if math.isfinite(scale.rms):
-                    seen.append(Measurement("rms", scale.rms, coordinates=place))
+            if step in steps:
+                scales = ScaleTracker(model).scales()
+                rms = {f"{s.name} {s.kind}": s.rms for s in scales if math.isfinite(s.rms)}
+                write_atomically(look(step), json.dumps(rms))
 
         losses = train(
             model, arm, self.recipe, self.corpus,
@@ -170,7 +173,11 @@ class LowPrecision(Trained):
         )  # fmt: skip
         for step in range(0, len(losses), 10):
             context.log(step, loss=losses[step])
-        yield from seen
+        for step in sorted(set(steps)):
+            if look(step).exists():  # not where a run diverged before it
+                for tensor, rms in json.loads(look(step).read_text()).items():
+                    place = {"tensor": tensor, "step": step}
+                    yield Measurement("rms", rms, coordinates=place)
         value = validation_loss(model, self.corpus, self.recipe)
         if math.isfinite(value):
             yield Measurement("validation_loss", value, self.recipe.unit)

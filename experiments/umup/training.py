@@ -123,7 +123,7 @@ def train(
     Args:
         rate: peak learning rate.
         scratch: folder of checkpoints.
-        watch: called with step and model after each backward pass.
+        watch: called with step and model when a step's gradients are complete.
     """
     module = _module(model, arm, recipe, rate, watch)
     return fit(
@@ -151,6 +151,8 @@ def _module(
         def __init__(self) -> None:
             super().__init__()
             self.model = model
+            # in a buffer, so that a resumed run goes on counting
+            self.register_buffer("step_number", torch.zeros((), dtype=torch.long))
 
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             return self.model.loss(batch[:, :-1], batch[:, 1:])
@@ -169,9 +171,10 @@ def _module(
                 "lr_scheduler": {"scheduler": schedule, "interval": "step"},
             }
 
-        def on_after_backward(self) -> None:
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
             if watch is not None:
-                watch(self.global_step, model)
+                watch(int(self.step_number), model)
+            self.step_number += 1
 
     return LanguageModel()
 

@@ -19,7 +19,7 @@ from ritornello.experiments.app import compose_config, execute, resolve
 PAPERS = ("daily_dilemmas", "model_equality_testing", "topograph", "umup")
 KILLS = 25
 # What a clock says is no number of the experiment.
-TIMES = ("second", "time", "speed", "_ms")
+TIMES = ("second", "time", "speed", "_ms", "growth_exponent")
 
 
 def launch(paper: str, outputs: Path) -> int:

@@ -60,3 +60,6 @@ def test_the_next_plan_forgets_the_last_ones_trainer():
 def test_an_unknown_trainer_is_told():
     with pytest.raises(UserError, match="trainer"):
         config("trainer=horse")
+    for key in ("colour", "max_steps"):
+        with pytest.raises(UserError, match=key):
+            build_plan(config(f"+trainer.{key}=3"))
