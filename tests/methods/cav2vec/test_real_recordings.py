@@ -96,6 +96,7 @@ def test_a_manifest_lists_real_clips(recordings, tmp_path):
     (tmp_path / "t.km").write_text("1 2 3\n4 5\n")
     manifest = LRS3Manifest(tmp_path / "t.tsv", tmp_path / "t.wrd", missing_landmarks="count")
     clip = manifest[0]
+    assert manifest.frame_counts == [75, 75]
     assert clip.text == "bin blue"
     assert len(clip.waveform) / 640 == pytest.approx(len(clip.frames), abs=2)
     assert manifest.without_landmarks == 1
