@@ -98,6 +98,9 @@ def slurm(tmp_path, monkeypatch):
                 pytest.skip(f"Slurm's daemons did not start without root: {said}")
             pytest.fail(f"Slurm's daemons did not start: {said}")
         yield folder
+        # Jobs of a failed test must not outlive the daemons.
+        subprocess.run(["scancel", f"--user={getpass.getuser()}"], timeout=60)
+        wait_for(lambda: not output("squeue", "-h"), seconds=30)
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
