@@ -361,7 +361,7 @@ def compose_config(overrides: list[str]) -> DictConfig:
         UserError: an unknown key or group, or a value of the wrong type.
     """
     from hydra import compose, initialize_config_module
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -369,6 +369,11 @@ def compose_config(overrides: list[str]) -> DictConfig:
             cfg = compose("reproduce", overrides)
             resolve(cfg)
             return cfg
+    except OverrideParseException as error:
+        raise UserError(
+            f"{error.override!r} cannot be read; a value with ~, spaces, commas or brackets needs "
+            "quotes within quotes: 'key=\"value\"'"
+        ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split("\n")[:2]).strip()) from error
 

@@ -93,3 +93,9 @@ def test_generated_mistakes_are_told_in_one_message(plans, block):
 @pytest.mark.parametrize("paper", papers())
 def test_a_right_command_is_understood(paper):
     understand([f"experiment={paper}/smoke", "workers=2", "strict=true"])
+
+
+@pytest.mark.parametrize("override", ["settings.text.path=~/x.txt", "settings.tokens=[1"])
+def test_an_override_that_cannot_be_read_says_how_to_quote(override):
+    with pytest.raises(UserError, match="quotes"):
+        compose_config(["experiment=rrs/small", override])
