@@ -11,7 +11,6 @@ from ritornello.common.errors import UserError
 from ritornello.common.reporting import Card, Verdict, load_card
 from ritornello.common.reporting.claims import Outcome
 from ritornello.common.reporting.page import (
-    format_interval,
     markdown_table,
     template_environment,
     template_text,
@@ -185,7 +184,6 @@ def write_index(outputs: Path) -> int:
         .render(
             rows=rows,
             tally=dict(tally),
-            interval=format_interval,
             bench=_bench(outputs),
             style=template_text("style.css"),
             script=template_text("index.js"),
@@ -231,8 +229,11 @@ def _index_row(paper: str, outputs: Path) -> dict[str, Any]:
         }
     judged = runs.get("small") or runs.get("paper")
     counts = Counter(v.verdict for v in judged["verdicts"]) if judged else Counter()
+    figures = judged["figures"] if judged else []
     return {
         "card": card_of(paper),
+        "composition": paper.startswith("compose_"),
+        "picture": figures[0] if figures else None,
         "runs": runs,
         "counts": dict(counts.most_common()),
         "cost": judged["content"]["totals"]["cpu_seconds"] if judged else 0,

@@ -28,6 +28,7 @@ class Verdict:
         ours: mean of the arm's own values; None when it was not measured.
         reference: the same of the reference.
         estimate, low, high: the judged quantity with its 95 % interval.
+        margin: the claimed range in words; claimed_low, claimed_high: its ends, None where open.
         n: how many independent pairs or units the interval rests on.
         units: what those are.
     """
@@ -45,6 +46,8 @@ class Verdict:
     low: float | None = None
     high: float | None = None
     margin: str = ""
+    claimed_low: float | None = None
+    claimed_high: float | None = None
     n: int = 0
     units: str = ""
     note: str = ""
@@ -103,6 +106,8 @@ def _judge(claim: Claim, results: Results, profile: str) -> Verdict:
             reference = base["reference"] = float(check.reference)  # type: ignore[arg-type]
     low, high = bounds(check)
     base["margin"] = _say_bounds(low, high)
+    base["claimed_low"] = None if math.isinf(low) else low
+    base["claimed_high"] = None if math.isinf(high) else high
     try:
         interval, n, units = _quantity(check, arm, reference, results.coordinates)
     except _Unjudgeable as reason:

@@ -50,6 +50,8 @@ def template_environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["figure"] = format_number
+    environment.filters["interval"] = format_interval
+    environment.filters["strip"] = strip
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, ensure_ascii=False)
     return environment
 
@@ -67,6 +69,41 @@ def format_interval(verdict: Verdict) -> str:
         return "–"
     low, high = format_number(verdict.low), format_number(verdict.high)
     return f"{format_number(verdict.estimate)} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """An interval over the claimed range, drawn to one scale; all in per cent of the width."""
+
+    claimed: tuple[float, float]
+    interval: tuple[float, float]
+    estimate: float
+
+
+def strip(verdict: Verdict) -> Strip | None:
+    """Where the parts of a claim's picture lie; None for a claim without an interval."""
+    if verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    ends = (verdict.claimed_low, verdict.claimed_high)
+    if ends == (None, None):
+        return None
+    shown = [verdict.low, verdict.high, *(e for e in ends if e is not None)]
+    first, last = min(shown), max(shown)
+    pad = 0.15 * (last - first) or 1.0
+
+    def place(value: float) -> float:
+        return round(100 * (value - first + pad) / (last - first + 2 * pad), 2)
+
+    def span(low: float, high: float) -> tuple[float, float]:
+        return low, round(high - low, 2)
+
+    return Strip(
+        claimed=span(
+            0.0 if ends[0] is None else place(ends[0]), 100.0 if ends[1] is None else place(ends[1])
+        ),
+        interval=span(place(verdict.low), place(verdict.high)),
+        estimate=place(verdict.estimate),
+    )
 
 
 def summarise(results: Results) -> list[dict[str, Any]]:
@@ -144,7 +181,6 @@ def write_report(report: Report, directory: Path) -> Path:
             summary=summarise(report.results),
             totals=totals(report.records),
             provenance=provenance(report.records),
-            interval=format_interval,
             style=template_text("style.css"),
         )
     )

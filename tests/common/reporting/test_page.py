@@ -7,7 +7,7 @@ import pytest
 from ritornello.common.reporting import Figure, Results, new_figure
 from ritornello.common.reporting.card import Card
 from ritornello.common.reporting.claims import Verdict
-from ritornello.common.reporting.page import Report, write_report
+from ritornello.common.reporting.page import Report, strip, write_report
 from ritornello.common.reporting.terminal import format_seconds, time_left
 from ritornello.common.reporting.trackers import WandbTracker, read_curve
 from ritornello.common.runs import Cell, RunDirectory
@@ -102,3 +102,23 @@ def test_time_left_uses_what_finished_cells_cost(report):
     assert time_left(cells, report.records, workers=2) == pytest.approx(4.0)
     assert time_left(cells, [], workers=1) is None
     assert [format_seconds(s) for s in (42, 185, 7800)] == ["42 s", "3 min 05 s", "2 h 10 min"]
+
+
+def test_the_picture_of_a_claim_puts_its_parts_on_one_scale():
+    verdict = Verdict(
+        "c", "s", "p", "w", "inconclusive", "q", estimate=0.5, low=0.0, high=1.0, claimed_low=0.6
+    )
+    picture = strip(verdict)
+    assert picture is not None
+    left, width = picture.interval
+    assert left < picture.estimate < left + width
+    assert picture.estimate == pytest.approx(50)
+    # Claimed is all above 0.6, and 0.6 lies six tenths along the interval.
+    assert sum(picture.claimed) == 100
+    assert picture.claimed[0] == pytest.approx(left + 0.6 * width, abs=0.02)
+
+
+def test_a_claim_without_an_interval_has_no_picture():
+    assert strip(Verdict("c", "s", "p", "w", "not run", "q")) is None
+    point = Verdict("c", "s", "p", "w", "reproduced", "q", estimate=1, low=1, high=1, claimed_low=1)
+    assert strip(point) is not None
