@@ -25,7 +25,7 @@ from ritornello.common.chat.protocol import (
     replicates,
     request_seed,
 )
-from ritornello.common.chat.scripted import ScriptedClient
+from ritornello.common.chat.scripted import Flaky, ScriptedClient
 from ritornello.common.chat.vllm import VLLMClient
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "ErrorBudgetExceeded",
     "FakeServer",
     "Fault",
+    "Flaky",
     "GenerationParams",
     "Image",
     "Journal",

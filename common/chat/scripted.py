@@ -1,9 +1,10 @@
-"""A client that answers by a Python function: exact tests, oracles and baselines."""
+"""Clients that answer by a Python function: exact tests, oracles, baselines, failures at will."""
 
 from collections.abc import Callable, Sequence
 
 from ritornello.common.chat.protocol import (
     CapabilityError,
+    ChatClient,
     Completion,
     ContinuationScores,
     GenerationParams,
@@ -12,6 +13,7 @@ from ritornello.common.chat.protocol import (
     PromptLike,
     Usage,
     as_prompt,
+    request_seed,
 )
 
 Reply = Callable[[Prompt, GenerationParams], str | Completion]
@@ -30,7 +32,7 @@ class ScriptedClient:
         model_id: name in cache keys and reports.
     """
 
-    capabilities = frozenset(
+    capabilities: frozenset[str] = frozenset(
         {"messages", "raw_text", "prefill", "images", "seed", "logprobs", "scores"}
     )
 
@@ -82,6 +84,34 @@ class ScriptedClient:
             usage=Usage(completion_tokens=min(len(words), params.max_tokens)),
             model=self.model_id,
         )
+
+
+class Flaky(ScriptedClient):
+    """A client some of whose requests fail; which ones depends on what is asked, not on luck.
+
+    Args:
+        client: who answers the others.
+        failing: share of requests that fail.
+        seed: draws them.
+    """
+
+    def __init__(self, client: ChatClient, failing: float, *, seed: int = 0) -> None:
+        draws = GenerationParams(seed=seed)
+
+        def reply(prompt: Prompt, params: GenerationParams) -> Completion:
+            if request_seed(prompt, draws) / 2**63 < failing:
+                return Completion("", "error", error="the request failed", attempts=1)
+            return client.generate([prompt], params)[0]
+
+        super().__init__(reply, model_id=client.model_id)
+        self.capabilities = client.capabilities
+        self._client = client
+
+    def score_continuations(
+        self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
+    ) -> list[ContinuationScores]:
+        """As the client does; scoring does not fail."""
+        return self._client.score_continuations(prompts, continuations)
 
 
 def first_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:

@@ -13,17 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ritornello.common.chat.protocol import (
-    ChatClient,
-    Completion,
-    ContinuationScores,
-    GenerationParams,
-    OnCompletion,
-    Prompt,
-    PromptLike,
-    as_prompt,
-    request_seed,
-)
+from ritornello.common.chat.protocol import GenerationParams, Prompt
 from ritornello.common.chat.scripted import ScriptedClient
 from ritornello.common.evaluation.chance import most_frequent
 from ritornello.common.evaluation.options import Style, option_keys
@@ -164,47 +154,6 @@ def rambling(number: int) -> Write:
         return forms[number % len(forms)].format(key=key, text=sample.choices[index].text)
 
     return write
-
-
-class Flaky:
-    """A client some of whose requests fail; which ones depends on what is asked, not on luck.
-
-    Args:
-        client: who answers the others.
-        failing: share of requests that fail.
-        seed: draws them.
-    """
-
-    def __init__(self, client: ChatClient, failing: float, *, seed: int = 0) -> None:
-        self.model_id = client.model_id
-        self.capabilities = client.capabilities
-        self.failing = failing
-        self._client = client
-        self._seed = seed
-
-    def generate(
-        self,
-        prompts: Sequence[PromptLike],
-        params: GenerationParams,
-        *,
-        on_completion: OnCompletion | None = None,
-    ) -> list[Completion]:
-        completions = []
-        for index, prompt in enumerate(map(as_prompt, prompts)):
-            draw = request_seed(prompt, GenerationParams(seed=self._seed)) / 2**63
-            if draw < self.failing:
-                completion = Completion("", "error", error="the request failed", attempts=1)
-            else:
-                (completion,) = self._client.generate([prompt], params)
-            completions.append(completion)
-            if on_completion is not None:
-                on_completion(index, completion)
-        return completions
-
-    def score_continuations(
-        self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
-    ) -> list[ContinuationScores]:
-        return self._client.score_continuations(prompts, continuations)
 
 
 def _key(prompt: Prompt) -> str:

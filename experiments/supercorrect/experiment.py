@@ -16,7 +16,6 @@ import numpy as np
 
 from ritornello.common.cache import file_lock
 from ritornello.common.chat import GenerationParams
-from ritornello.common.reporting import Figure, Results
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
@@ -27,7 +26,8 @@ from ritornello.experiments.supercorrect.attempts import (
     right_solutions,
     second_attempts,
 )
-from ritornello.experiments.supercorrect.figures import draw
+from ritornello.experiments.supercorrect.figures import figures
+from ritornello.experiments.supercorrect.outcomes import keep_pairs, share
 from ritornello.experiments.supercorrect.world import (
     ModularSolver,
     ModularWorld,
@@ -49,6 +49,8 @@ from ritornello.methods.supercorrect.training import SuperCorrectTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+__all__ = ["ModularStudy", "Recipe", "figures"]
 
 SecondStage = Literal["none", "reflexion", "instance_dpo", "teacher_sft", "cross_dpo"]
 
@@ -234,6 +236,7 @@ class ModularStudy(Experiment):
         pairs = corrections.rows
         if arm.second_stage == "instance_dpo":
             pairs = instance_dpo_pairs(cases, template)
+        keep_pairs(pairs, context)
         if not pairs:
             return []
         accepted = (
@@ -310,9 +313,9 @@ class ModularStudy(Experiment):
         kinds = [setting.world.kind(problem) for problem in setting.test]
         for kind in ("seen", "withheld", "bottleneck"):
             of_kind = [float(ok) for ok, k in zip(counted, kinds, strict=True) if k == kind]
-            yield _share("accuracy", of_kind, kind=kind)
-        yield _share("accuracy", counted, kind="all")
-        yield _share("verified_accuracy", final, kind="all")
+            yield share("accuracy", of_kind, kind=kind)
+        yield share("accuracy", counted, kind="all")
+        yield share("verified_accuracy", final, kind="all")
         gains = [float(b) - float(a) for a, b in zip(first, final, strict=True)]
         yield Measurement("verification_gain", statistics.fmean(gains), samples=gains)
         alarms = [
@@ -321,7 +324,7 @@ class ModularStudy(Experiment):
             if ok and s.claims
         ]
         if alarms:
-            yield _share("false_alarms", alarms)
+            yield share("false_alarms", alarms)
 
     def _verifying(
         self,
@@ -344,8 +347,8 @@ class ModularStudy(Experiment):
                 case.problem, case.student_steps, claim
             ),
         )
-        yield _share("locate", located)
-        yield _share("correct", corrected)
+        yield share("locate", located)
+        yield share("correct", corrected)
         yield Measurement("wrong_solutions", len(cases))
 
     def _repeating(
@@ -362,13 +365,3 @@ class ModularStudy(Experiment):
         means = [statistics.fmean(run) for run in runs]
         yield Measurement("sampled_accuracy", statistics.fmean(means), samples=means)
         yield Measurement("sampled_spread", statistics.pstdev(means))
-
-
-def _share(metric: str, outcomes: Sequence[float | bool], **coordinates: str) -> Measurement:
-    samples = [float(outcome) for outcome in outcomes]
-    return Measurement(metric, statistics.fmean(samples), samples=samples, coordinates=coordinates)
-
-
-def figures(results: Results) -> Iterator[Figure]:
-    """Bars per stage, verification, margins, repeats."""
-    yield from draw(results)

@@ -8,12 +8,13 @@ from ritornello.common.reporting import Figure, Results, new_figure
 
 PART = "modular"
 KINDS = ("seen", "withheld", "bottleneck")
+PROTOCOLS = ("instruction", "native", "few_shot")
 
 
-def draw(results: Results) -> Iterator[Figure]:
+def figures(results: Results) -> Iterator[Figure]:
     """Every figure whose measurements are there."""
-    for figure in (_accuracy, _verification, _gains, _repeats, _margins):
-        drawn = figure(results)
+    for draw in (_accuracy, _verification, _gains, _repeats, _margins, _protocols):
+        drawn = draw(results)
         if drawn is not None:
             yield drawn
 
@@ -67,6 +68,8 @@ def _verification(results: Results) -> Figure | None:
 
 def _gains(results: Results) -> Figure | None:
     rows = results.select(PART, "accuracy", kind=list(KINDS))
+    if rows.empty:
+        return None
     table = rows.pivot_table(index=["seed", "kind"], columns="arm", values="value")
     if "hsft" not in table:
         return None
@@ -109,4 +112,22 @@ def _margins(results: Results) -> Figure | None:
     axes.legend()
     return Figure(
         "margins", "Margin between chosen and rejected reward over training, mean of seeds.", figure
+    )
+
+
+def _protocols(results: Results) -> Figure | None:
+    rows = results.select("language_model", "pass_at_1")
+    if rows.empty:
+        return None
+    sources = list(dict.fromkeys(rows["source"]))
+    figure, panels = new_figure(1, len(sources), width=8, squeeze=False, sharey=True)
+    for axes, source in zip(panels[0], sources, strict=True):
+        _grouped_bars(axes, rows[rows["source"] == source], "protocol", PROTOCOLS)
+        axes.set(title=source, ylim=(0, 1.05))
+    panels[0][0].set_ylabel("greedy pass@1")
+    return Figure(
+        "pass_at_1_by_protocol",
+        "Greedy pass@1 on each test set by the arm's own instruction, by Qwen2.5-Math's evaluation "
+        "and by lm-evaluation-harness's few-shot prompts; whiskers span the seeds.",
+        figure,
     )

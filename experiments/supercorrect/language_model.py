@@ -1,17 +1,18 @@
 """SuperCorrect on a language model and word problems: the paper's own pipeline, end to end."""
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-from ritornello.common.chat import ChatClient, GenerationParams, TransformersClient
+from ritornello.common.chat import CachedClient, ChatClient, GenerationParams, TransformersClient
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
+from ritornello.experiments.supercorrect.outcomes import keep_pairs, share
 from ritornello.methods.supercorrect.answers import answers_equal
 from ritornello.methods.supercorrect.baselines import (
+    CHAIN_OF_THOUGHT,
     instance_dpo_pairs,
     plain_sft_rows,
     reflexion,
@@ -23,6 +24,13 @@ from ritornello.methods.supercorrect.building import (
     collect_errors,
 )
 from ritornello.methods.supercorrect.evaluation import judge_corrections
+from ritornello.methods.supercorrect.protocols import (
+    LAYOUTS,
+    MINERVA_MATH,
+    few_shot_protocol,
+    native_protocol,
+    pass_at_1,
+)
 from ritornello.methods.supercorrect.records import ErrorCase, MathProblem
 from ritornello.methods.supercorrect.solving import solve
 from ritornello.methods.supercorrect.teachers import (
@@ -31,13 +39,13 @@ from ritornello.methods.supercorrect.teachers import (
     LLMTeacher,
     TeacherClient,
 )
-from ritornello.methods.supercorrect.templates import CorrectionTemplate
+from ritornello.methods.supercorrect.templates import CorrectionTemplate, HierarchicalTemplate
 from ritornello.methods.supercorrect.training import SuperCorrectTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Stage = Literal["none", "reflexion", "instance_dpo", "teacher_sft", "cross_dpo"]
+SecondStage = Literal["none", "reflexion", "instance_dpo", "teacher_sft", "cross_dpo"]
 
 
 @dataclass(frozen=True)
@@ -46,26 +54,26 @@ class Pipeline:
 
     Args:
         first_stage: nothing, the reference solutions, or hierarchical thoughts.
-        second_stage: see `baselines`.
+        second_stage: see `baselines`; those that train need hierarchical thoughts before.
         include_wrong_step: layout of the correction pairs.
     """
 
     first_stage: Literal["none", "sft", "hsft"]
-    second_stage: Stage = "none"
+    second_stage: SecondStage = "none"
     include_wrong_step: bool = True
 
+    @property
+    def template(self) -> HierarchicalTemplate:
+        """Asks for solutions as stage 1 taught them; plainly where it taught no thoughts."""
+        if self.first_stage == "hsft":
+            return HierarchicalTemplate()
+        return HierarchicalTemplate(CHAIN_OF_THOUGHT)
 
-def endpoint_teacher(client: Callable[[], ChatClient]) -> tuple[TeacherClient, Inspector]:
-    """The same model as teacher and inspector, behind any chat client."""
+
+def teacher_and_inspector(client: Callable[[], ChatClient]) -> tuple[TeacherClient, Inspector]:
+    """One model in both roles: an endpoint, or a local one."""
     model = client()
     return LLMTeacher(model), LLMInspector(model)
-
-
-def local_client(
-    model: Callable[[], "PreTrainedModel"], tokenizer: Callable[[], "PreTrainedTokenizerBase"]
-) -> ChatClient:
-    """A local teacher."""
-    return TransformersClient(model(), tokenizer())
 
 
 @dataclass
@@ -76,7 +84,7 @@ class LanguageModelStudy(Experiment):
         model, tokenizer: loaders of the student.
         problems: `problems(split, limit)`.
         teacher: makes teacher and inspector.
-        limit: most problems of a split.
+        limit: most problems of a source in a split.
         collect_from: share of the training problems kept from stage 1 for error collection.
         hsft: settings of stage 1 (and of the imitation baselines).
         preferences: settings of stage 2.
@@ -93,98 +101,154 @@ class LanguageModelStudy(Experiment):
     preferences: PreferenceSettings
     max_tokens: int
 
-    def measure(self, arm: Pipeline, cell: Cell, context: CellContext) -> Iterator[Measurement]:
-        training = self.problems("train", self.limit)
-        test = self.problems("test", self.limit)
-        fresh = round(len(training) * self.collect_from)
-        tokenizer = self.tokenizer()
-        trainer = SuperCorrectTrainer(
-            self.model(),
-            tokenizer,
-            output_dir=context.scratch,
-            hsft_done=arm.first_stage == "none",
-        )
-        if arm.first_stage == "sft":
-            trainer.hsft(plain_sft_rows(training[fresh:]), self.hsft)
-        elif arm.first_stage == "hsft":
-            self._hsft(trainer, training[fresh:], context.artifacts)
-        if arm.second_stage not in ("none", "reflexion"):
-            self._second_stage(arm, trainer, training[:fresh], context.artifacts)
-        yield from self._evaluate(arm, TransformersClient(trainer.model.eval(), tokenizer), test)
+    @cached_property
+    def reviewers(self) -> tuple[TeacherClient, Inspector]:
+        return self.teacher()
 
-    def _params(self) -> GenerationParams:
+    @property
+    def params(self) -> GenerationParams:
         return GenerationParams(max_tokens=self.max_tokens)
 
-    def _hsft(
-        self, trainer: SuperCorrectTrainer, problems: Sequence[MathProblem], folder: Path
-    ) -> None:
-        teacher, inspector = self.teacher()
-        data = build_hsft_dataset(problems, teacher, inspector, journal=folder / "thoughts.jsonl")
-        trainer.hsft(data.rows, self.hsft)
+    def measure(self, arm: Pipeline, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        training = self.problems("train", self.limit)
+        collected, imitated = _divide(training, self.collect_from)
+        tokenizer = self.tokenizer()
+        trainer = SuperCorrectTrainer(self.model(), tokenizer, output_dir=context.scratch)
+        if arm.first_stage == "sft":
+            trainer.hsft(plain_sft_rows(imitated), self.hsft)
+        elif arm.first_stage == "hsft":
+            journal = context.artifacts / "thoughts.jsonl"
+            data = build_hsft_dataset(imitated, *self.reviewers, journal=journal)
+            trainer.hsft(data.rows, self.hsft)
+        model = trainer.model
+        if arm.second_stage not in ("none", "reflexion"):
+            model = self._second_stage(arm, trainer, collected, context)
+        # verification and the search for errors begin with the same answers
+        client = CachedClient(
+            TransformersClient(model.eval(), tokenizer), context.scratch / "answers.sqlite"
+        )
+        test = self.problems("test", self.limit)
+        begin = str(tokenizer.bos_token or "")
+        for source in dict.fromkeys(problem.source for problem in test):
+            asked = [problem for problem in test if problem.source == source]
+            examples = [problem for problem in training if problem.source == source]
+            yield from self._solving(arm, client, asked)
+            yield from self._protocols(client, asked, examples, begin)
+        yield from self._correcting(arm, client, test)
 
     def _second_stage(
         self,
         arm: Pipeline,
         trainer: SuperCorrectTrainer,
         problems: Sequence[MathProblem],
-        folder: Path,
-    ) -> None:
+        context: CellContext,
+    ) -> "PreTrainedModel":
         student = TransformersClient(trainer.model.eval(), trainer.tokenizer)
-        cases = collect_errors(student, problems, params=self._params())
+        cases = collect_errors(student, problems, template=arm.template, params=self.params)
+        pairs = self._pairs(arm, student, problems, cases, context)
+        keep_pairs(pairs, context)
+        if arm.second_stage == "teacher_sft":
+            # checkpoints of its own: those of stage 1 are not to be continued
+            folder = context.scratch / "imitation"
+            trainer = SuperCorrectTrainer(trainer.model, trainer.tokenizer, output_dir=folder)
+            trainer.hsft(teacher_sft_rows(pairs), self.hsft)
+        else:
+            trainer.cross_dpo(pairs, self.preferences)
+        return trainer.model
+
+    def _pairs(
+        self,
+        arm: Pipeline,
+        student: ChatClient,
+        problems: Sequence[MathProblem],
+        cases: Sequence[ErrorCase],
+        context: CellContext,
+    ) -> Sequence[Mapping[str, Any]]:
         if arm.second_stage == "instance_dpo":
-            trainer.cross_dpo(instance_dpo_pairs(cases), self.preferences)
-            return
-        teacher, inspector = self.teacher()
-        pairs = build_correction_pairs(
+            wrong = {case.id for case in cases}
+            right = build_hsft_dataset(
+                [problem for problem in problems if problem.id in wrong],
+                *self.reviewers,
+                journal=context.artifacts / "right_solutions.jsonl",
+            )
+            thoughts = {row["id"]: row["completion"] for row in right}
+            return instance_dpo_pairs(
+                [replace(c, solution=thoughts[c.id]) for c in cases if c.id in thoughts]
+            )
+        teacher, inspector = self.reviewers
+        return build_correction_pairs(
             cases,
             teacher,
             student,
             inspector,
             template=CorrectionTemplate(include_wrong_step=arm.include_wrong_step),
-            params=self._params(),
-            journal=folder / "corrections.jsonl",
-        )
-        if arm.second_stage == "teacher_sft":
-            trainer.hsft(teacher_sft_rows(pairs.rows), self.hsft)
-        else:
-            trainer.cross_dpo(pairs.rows, self.preferences)
+            params=self.params,
+            journal=context.artifacts / "corrections.jsonl",
+        ).rows
 
-    def _evaluate(
+    def _solving(
+        self, arm: Pipeline, client: ChatClient, problems: Sequence[MathProblem]
+    ) -> Iterator[Measurement]:
+        """Pass@1 by the arm's own prompt, then after its verification pass or second attempt."""
+        texts = [problem.problem for problem in problems]
+        if arm.second_stage == "reflexion":
+            solutions = reflexion(client, texts, params=self.params)
+        else:
+            solutions = solve(client, texts, template=arm.template, params=self.params)
+        right = [problem.answer for problem in problems]
+        first = [answers_equal(s.first_answer, r) for s, r in zip(solutions, right, strict=True)]
+        final = [answers_equal(s.answer, r) for s, r in zip(solutions, right, strict=True)]
+        source = problems[0].source
+        yield share("pass_at_1", first, protocol="instruction", source=source)
+        yield share("verified_accuracy", final, source=source)
+
+    def _protocols(
+        self,
+        client: ChatClient,
+        problems: Sequence[MathProblem],
+        examples: Sequence[MathProblem],
+        begin: str,
+    ) -> Iterator[Measurement]:
+        """Pass@1 by the two protocols that do not know how the model was trained."""
+        source = problems[0].source
+        layout = LAYOUTS.get(source, MINERVA_MATH)
+        for name, protocol in (
+            ("native", native_protocol()),
+            ("few_shot", few_shot_protocol(examples, layout, begin=begin)),
+        ):
+            right = pass_at_1(client, problems, protocol, max_tokens=self.max_tokens)
+            yield share("pass_at_1", right, protocol=name, source=source)
+
+    def _correcting(
         self, arm: Pipeline, client: ChatClient, test: Sequence[MathProblem]
     ) -> Iterator[Measurement]:
-        texts = [problem.problem for problem in test]
-        if arm.second_stage == "reflexion":
-            solutions = reflexion(client, texts, params=self._params())
-        else:
-            solutions = solve(client, texts, params=self._params())
-        for metric, answers in (
-            ("first_accuracy", [solution.first_answer for solution in solutions]),
-            ("verified_accuracy", [solution.answer for solution in solutions]),
-        ):
-            right = [
-                float(answers_equal(answer, problem.answer))
-                for answer, problem in zip(answers, test, strict=True)
-            ]
-            yield Measurement(metric, statistics.fmean(right), samples=right)
-        located, corrected = self._judged(client, test)
-        yield Measurement("wrong_solutions", len(located))
-        if located:
-            yield Measurement("locate", statistics.fmean(located))
-            yield Measurement("correct", statistics.fmean(corrected))
-
-    def _judged(
-        self, client: ChatClient, test: Sequence[MathProblem]
-    ) -> tuple[list[bool], list[bool]]:
-        """The model's own wrong test solutions, their first errors named by the teacher."""
-        teacher, _ = self.teacher()
+        """Table 6 on the wrong test solutions, their first errors named by the teacher."""
+        teacher, _ = self.reviewers
         read = CorrectionTemplate()
-        cases: list[ErrorCase] = []
-        wrong = [c for c in collect_errors(client, test, params=self._params()) if c.student_steps]
+        wrong = collect_errors(client, test, template=arm.template, params=self.params)
+        wrong = [case for case in wrong if case.student_steps]
         texts = teacher.corrections(wrong, [None] * len(wrong))
+        cases: list[ErrorCase] = []
         for case, text in zip(wrong, texts, strict=True):
             claim = read.parse(text)
             if claim is not None and 1 <= (claim.step or 0) <= len(case.student_steps):
-                cases.append(case.with_error(claim.step, text))
-        if not cases:
-            return [], []
-        return judge_corrections(client, cases, params=self._params())
+                cases.append(case.with_error(claim.step or 0, text))
+        yield Measurement("wrong_solutions", len(cases))
+        if cases:
+            located, corrected = judge_corrections(client, cases, params=self.params)
+            yield share("locate", located)
+            yield share("correct", corrected)
+
+
+def _divide(
+    problems: Sequence[MathProblem], collect_from: float
+) -> tuple[list[MathProblem], list[MathProblem]]:
+    """The first problems of every source for error collection, the others for stage 1."""
+    collected: list[MathProblem] = []
+    imitated: list[MathProblem] = []
+    for source in dict.fromkeys(problem.source for problem in problems):
+        own = [problem for problem in problems if problem.source == source]
+        split = round(len(own) * collect_from)
+        collected += own[:split]
+        imitated += own[split:]
+    return collected, imitated

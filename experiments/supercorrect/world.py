@@ -206,6 +206,8 @@ def correction_prompt(problem: str, steps: list[str]) -> str:
 class WordSolutionTemplate:
     """The solution format of the world, for the pipeline of the method."""
 
+    generalized = False
+
     def __init__(self, style: Style) -> None:
         self.style = style
 
@@ -218,7 +220,7 @@ class WordSolutionTemplate:
         return Trace(tuple(map(Step, steps)), answer=answer.strip() or None)
 
     def render(self, trace: Trace) -> str:
-        return f"{' '.join(step.text for step in trace.steps)} <A> {trace.answer}"
+        return f"{' '.join(step.text for step in trace.steps)} <A> {trace.answer or ''}"
 
 
 class WordCorrectionTemplate:

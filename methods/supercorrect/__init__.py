@@ -8,6 +8,13 @@ from ritornello.methods.supercorrect.building import (
 )
 from ritornello.methods.supercorrect.evaluation import evaluate_correction
 from ritornello.methods.supercorrect.loss import cross_dpo_loss, sequence_logprob
+from ritornello.methods.supercorrect.protocols import (
+    EvaluationProtocol,
+    few_shot_protocol,
+    instruction_protocol,
+    native_protocol,
+    pass_at_1,
+)
 from ritornello.methods.supercorrect.records import ErrorCase, MathProblem
 from ritornello.methods.supercorrect.solving import solve
 from ritornello.methods.supercorrect.teachers import (
@@ -23,6 +30,7 @@ from ritornello.methods.supercorrect.training import SuperCorrectTrainer
 __all__ = [
     "CorrectionTemplate",
     "ErrorCase",
+    "EvaluationProtocol",
     "HierarchicalTemplate",
     "LLMInspector",
     "LLMTeacher",
@@ -39,7 +47,11 @@ __all__ = [
     "cross_dpo_loss",
     "evaluate_correction",
     "extract_answer",
+    "few_shot_protocol",
+    "instruction_protocol",
+    "native_protocol",
     "parse_trace",
+    "pass_at_1",
     "render_trace",
     "sequence_logprob",
     "solve",

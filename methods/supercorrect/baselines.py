@@ -5,6 +5,7 @@ differs from the method in its data alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ritornello.common.chat import ChatClient, GenerationParams, Message
@@ -43,12 +44,17 @@ def plain_sft_rows(problems: Sequence[MathProblem]) -> list[dict[str, Any]]:
 def instance_dpo_pairs(
     cases: Sequence[ErrorCase], template: SolutionTemplate | None = None
 ) -> list[dict[str, Any]]:
-    """DPO on whole solutions: the reference solution against the student's wrong one."""
+    """DPO on whole solutions: the right one against the student's wrong one.
+
+    Args:
+        cases: wrong solutions; `solution` should be written as the template asks.
+        template: of the student's solutions.
+    """
     template = template or HierarchicalTemplate()
     pairs = []
     for case in cases:
-        wrong = steps_trace(case.student_steps)
-        rejected = template.render(type(wrong)(wrong.steps, answer=case.student_answer))
+        wrong = replace(steps_trace(case.student_steps), answer=case.student_answer)
+        rejected = template.render(wrong)
         if case.solution.strip() != rejected.strip() and case.student_steps:
             pairs.append(
                 {

@@ -7,14 +7,16 @@ inspector may object, at most `max_rounds` times (sec. 3.1 and 3.2).
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ritornello.common.chat import ChatClient, GenerationParams
+from ritornello.common.chat import ChatClient, GenerationParams, Journal
 from ritornello.common.errors import UserError
-from ritornello.methods.supercorrect.answers import answers_equal, extract_answer
-from ritornello.methods.supercorrect.records import ErrorCase, Journal, MathProblem, State
+from ritornello.methods.supercorrect.answers import answers_equal
+from ritornello.methods.supercorrect.records import ErrorCase, MathProblem, ReviewLog, State
+from ritornello.methods.supercorrect.solving import read_solution
 from ritornello.methods.supercorrect.teachers import Inspector, TeacherClient
 from ritornello.methods.supercorrect.templates import (
     Correction,
@@ -24,7 +26,7 @@ from ritornello.methods.supercorrect.templates import (
     SolutionTemplate,
     as_client_prompt,
 )
-from ritornello.methods.supercorrect.traces import Trace, solution_steps, trace_faults
+from ritornello.methods.supercorrect.traces import Trace, trace_faults
 
 PARSE_ATTEMPTS = 3
 
@@ -91,55 +93,68 @@ def _review(
     unreadable: Callable[[str], str],
     inspect: Callable[[Sequence[Item], Sequence[Parsed]], list[str | None]] | None,
     max_rounds: int,
-    journal: Journal,
+    journal: Path | None,
 ) -> list[_Review[Item, Parsed]]:
+    """Reviews every item; those that `journal` knows in a final state are not asked about again."""
     if len({item.id for item in items}) != len(items):
         raise ValueError(f"ids of {stage} items must be unique")
-    known = journal.finished(stage)
     reviews: list[_Review[Item, Parsed]] = [_Review(item) for item in items]
-    for review in reviews:
-        if review.item.id in known:
-            review.state, review.rounds, review.text = known[review.item.id]
-            review.parsed = parse(review.text) if review.state == "ACCEPTED" else None
-            if review.state == "ACCEPTED" and review.parsed is None:
-                raise UserError(
-                    f"journal {journal.path} holds an accepted {stage} text of item "
-                    f"{review.item.id!r} that the template cannot read: it was written with "
-                    "another template; name another journal"
-                )
-    open_ = [review for review in reviews if review.item.id not in known]
+    with nullcontext() if journal is None else Journal(journal) as file:
+        log = ReviewLog(stage, file)
+        open_ = _restore(reviews, log, parse, f"journal {journal} holds an accepted {stage} text")
 
-    def move(review: _Review[Item, Parsed], state: State) -> None:
-        review.state = state
-        journal.write(stage, review.item.id, state, review.rounds, review.text)
+        def move(review: _Review[Item, Parsed], state: State) -> None:
+            review.state = state
+            log.write(review.item.id, state, review.rounds, review.text)
 
-    while open_:
-        texts = ask([review.item for review in open_], [review.feedback for review in open_])
-        for review, text in zip(open_, texts, strict=True):
-            review.text, review.parsed = text, parse(text)
-            review.attempts += 1
-            move(review, "TEACHER")
-            if review.parsed is not None:
-                move(review, "PARSED")
-            elif review.attempts >= PARSE_ATTEMPTS:
-                move(review, "UNPARSABLE")
-            else:
-                review.objections.append(unreadable(text))
-        readable = [review for review in open_ if review.state == "PARSED"]
-        faults: list[str | None] = [None] * len(readable)
-        if inspect is not None and readable:
-            parsed = [review.parsed for review in readable if review.parsed is not None]
-            faults = inspect([review.item for review in readable], parsed)
-        for review, fault in zip(readable, faults, strict=True):
-            move(review, "INSPECTED")
-            if fault is None:
-                move(review, "ACCEPTED")
-                continue
-            review.rounds, review.attempts = review.rounds + 1, 0
-            review.objections.append(fault)
-            move(review, "REJECTED" if review.rounds > max_rounds else "REVISE")
-        open_ = [review for review in open_ if review.state in ("TEACHER", "REVISE")]
+        while open_:
+            texts = ask([review.item for review in open_], [review.feedback for review in open_])
+            for review, text in zip(open_, texts, strict=True):
+                review.text, review.parsed = text, parse(text)
+                review.attempts += 1
+                move(review, "TEACHER")
+                if review.parsed is not None:
+                    move(review, "PARSED")
+                elif review.attempts >= PARSE_ATTEMPTS:
+                    move(review, "UNPARSABLE")
+                else:
+                    review.objections.append(unreadable(text))
+            readable = [review for review in open_ if review.state == "PARSED"]
+            faults: list[str | None] = [None] * len(readable)
+            if inspect is not None and readable:
+                parsed = [review.parsed for review in readable if review.parsed is not None]
+                faults = inspect([review.item for review in readable], parsed)
+            for review, fault in zip(readable, faults, strict=True):
+                move(review, "INSPECTED")
+                if fault is None:
+                    move(review, "ACCEPTED")
+                    continue
+                review.rounds, review.attempts = review.rounds + 1, 0
+                review.objections.append(fault)
+                move(review, "REJECTED" if review.rounds > max_rounds else "REVISE")
+            open_ = [review for review in open_ if review.state in ("TEACHER", "REVISE")]
     return reviews
+
+
+def _restore(
+    reviews: Sequence[_Review[Item, Parsed]],
+    log: ReviewLog,
+    parse: Callable[[str], Parsed | None],
+    where: str,
+) -> list[_Review[Item, Parsed]]:
+    """Puts finished reviews into the state in which they ended; gives the others."""
+    known = log.finished()
+    for review in reviews:
+        if review.item.id not in known:
+            continue
+        review.state, review.rounds, review.text = known[review.item.id]
+        review.parsed = parse(review.text) if review.state == "ACCEPTED" else None
+        if review.state == "ACCEPTED" and review.parsed is None:
+            raise UserError(
+                f"{where} of item {review.item.id!r} that the template cannot read: it was written "
+                "with another template; name another journal"
+            )
+    return [review for review in reviews if review.item.id not in known]
 
 
 def build_hsft_dataset(
@@ -175,7 +190,7 @@ def build_hsft_dataset(
         UserError: the journal was written with another template.
     """
     template = template or HierarchicalTemplate()
-    generalized = getattr(template, "generalized", False)
+    generalized = template.generalized
     answers = {problem.id: problem.answer for problem in problems}
 
     def parse(text: str) -> Trace | None:
@@ -197,9 +212,8 @@ def build_hsft_dataset(
         faults = inspector.solution_faults(items, texts)
         return [first or second for first, second in zip(wrong, faults, strict=True)]
 
-    log = Journal(journal)
     reviews = _review(
-        "hsft", problems, teacher.solutions, parse, unreadable, inspect, max_rounds, log
+        "hsft", problems, teacher.solutions, parse, unreadable, inspect, max_rounds, journal
     )
     rows = [
         _hsft_row(review, template, teacher.name, inspector is not None)
@@ -250,7 +264,7 @@ def collect_errors(
     Args:
         model: the HSFT student.
         problems: fresh ones, not those of stage 1.
-        judge: judge(student's answer or "", right answer).
+        judge: judge(student's answer, right answer); the former is None where there is none.
         template: the student's solution template.
         params: how it decodes; greedy, at most 2,048 tokens by default.
     """
@@ -259,14 +273,11 @@ def collect_errors(
     answers = model.generate(prompts, params or GenerationParams(max_tokens=2048))
     cases = []
     for problem, completion in zip(problems, answers, strict=True):
-        trace = template.parse(completion.text)
-        answer = trace.answer or extract_answer(completion.text)
-        if judge(answer, problem.answer):
+        attempt = read_solution(template, completion.text)
+        if judge(attempt.answer, problem.answer):
             continue
-        steps = tuple(step.text for step in trace.steps) or solution_steps(completion.text)
-        cases.append(
-            ErrorCase(problem.id, problem.problem, problem.answer, problem.solution, steps, answer)
-        )
+        asked = (problem.id, problem.problem, problem.answer, problem.solution)
+        cases.append(ErrorCase(*asked, attempt.steps, attempt.answer))
     return cases
 
 
@@ -316,7 +327,7 @@ def build_correction_pairs(
         lambda text: "it could not be read: it does not have the form that is asked for",
         None if inspector is None else inspector.correction_faults,
         max_rounds,
-        Journal(journal),
+        journal,
     )
     located: list[tuple[ErrorCase, Correction]] = []
     for review in reviews:

@@ -1,11 +1,9 @@
-"""The rows that the stages hand to each other, and the journal that lets a broken run go on."""
+"""The rows that the stages hand to each other, and the log that lets a broken run go on."""
 
-import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from ritornello.common.chat import Journal
 
 State = Literal["TEACHER", "PARSED", "UNPARSABLE", "INSPECTED", "REVISE", "ACCEPTED", "REJECTED"]
 FINAL_STATES = ("UNPARSABLE", "ACCEPTED", "REJECTED")
@@ -70,50 +68,29 @@ class ErrorCase:
         return replace(self, first_error=place, teacher_trace=teacher_trace)
 
 
-class Journal:
-    """Append-only JSON lines: every transition of every item, with the raw text.
+class ReviewLog:
+    """Every transition of every item of one stage, with the raw text.
 
     Args:
-        path: the file; None keeps nothing.
+        stage: whose items they are.
+        journal: where the transitions of all stages go; None keeps nothing.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _end_last_line(path)
+    def __init__(self, stage: str, journal: Journal | None) -> None:
+        self._stage = stage
+        self._journal = journal
 
-    def write(self, stage: str, item: str, state: State, round_: int, text: str) -> None:
-        """Appends one transition of one item, with the raw text."""
-        if self.path is None:
-            return
-        row = {"stage": stage, "id": item, "state": state, "round": round_, "text": text}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    def write(self, item: str, state: State, rounds: int, text: str) -> None:
+        """Appends one transition of one item."""
+        if self._journal is not None:
+            row = {"stage": self._stage, "id": item, "state": state, "round": rounds, "text": text}
+            self._journal.append(row)
 
-    def finished(self, stage: str) -> dict[str, tuple[State, int, str]]:
-        """Items of a stage in a final state: (state, rounds, text)."""
+    def finished(self) -> dict[str, tuple[State, int, str]]:
+        """Items that a former run brought to a final state: (state, rounds, text)."""
+        rows = () if self._journal is None else self._journal.records()
         return {
             row["id"]: (row["state"], row["round"], row["text"])
-            for row in self._rows()
-            if row["stage"] == stage and row["state"] in FINAL_STATES
+            for row in rows
+            if row["stage"] == self._stage and row["state"] in FINAL_STATES
         }
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        if self.path is None or not self.path.exists():
-            return
-        with self.path.open(encoding="utf-8") as file:
-            for line in file:
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError:
-                    continue  # the line a killed run was writing
-
-
-def _end_last_line(path: Path) -> None:
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")

@@ -65,7 +65,9 @@ class Correction:
 
 
 class SolutionTemplate(Protocol):
-    """Asks for a solution and reads it."""
+    """Asks for a solution and reads it; `generalized` says whether it asks for a generalisation."""
+
+    generalized: bool
 
     def prompt(self, problem: str, steps: Sequence[str] = ()) -> TextPrompt:
         """The question; with `steps`, to be continued after them."""

@@ -9,6 +9,7 @@ from ritornello.common.chat import (
     ChatClient,
     Completion,
     ContinuationScores,
+    Flaky,
     GenerationParams,
     Image,
     Message,
@@ -148,3 +149,23 @@ def test_uniforms_are_repeatable_and_distinct_by_seed():
     assert (uniforms(5, 8) == uniforms(5, 8)).all()
     assert (uniforms(5, 8)[:4] == uniforms(5, 4)).all()
     assert (uniforms(5, 8) != uniforms(6, 8)).any()
+
+
+def test_a_flaky_client_fails_by_what_is_asked_and_answers_the_rest():
+    inner = ScriptedClient(lambda prompt, params: prompt.text, score=lambda prompt, text: (-1.0,))
+    client = Flaky(inner, 0.4)
+    assert isinstance(client, ChatClient)
+    prompts = [f"q{i}" for i in range(200)]
+    heard = []
+    answers = client.generate(
+        prompts, GenerationParams(), on_completion=lambda index, answer: heard.append(index)
+    )
+    assert heard == list(range(200))
+    failed = [not answer.ok for answer in answers]
+    assert 50 < sum(failed) < 110
+    assert all(a.ok is False or a.text == q for a, q in zip(answers, prompts, strict=True))
+    again = client.generate(prompts[::-1], GenerationParams(temperature=1.0))[::-1]
+    assert failed == [not answer.ok for answer in again]
+    other = Flaky(inner, 0.4, seed=1).generate(prompts, GenerationParams())
+    assert failed != [not answer.ok for answer in other]
+    assert client.score_continuations(["a"], [["b"]])[0].tokens == ((-1.0,),)

@@ -6,9 +6,9 @@ import json
 import pytest
 from quiz import Quiz
 
-from ritornello.common.chat import ErrorBudgetExceeded, ScriptedClient
+from ritornello.common.chat import ErrorBudgetExceeded, Flaky, ScriptedClient
 from ritornello.common.evaluation import evaluate
-from ritornello.common.evaluation.baselines import Flaky, oracle, rambling, scripted
+from ritornello.common.evaluation.baselines import oracle, rambling, scripted
 from ritornello.common.evaluation.report import markdown, measurements, report_rows, write_report
 
 

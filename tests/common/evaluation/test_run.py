@@ -14,6 +14,7 @@ from quiz import Quiz
 from ritornello.common.chat import (
     CachedClient,
     Completion,
+    Flaky,
     GenerationParams,
     Message,
     RunLockedError,
@@ -33,7 +34,7 @@ from ritornello.common.evaluation import (
     play,
     rescore,
 )
-from ritornello.common.evaluation.baselines import Flaky, oracle, scripted
+from ritornello.common.evaluation.baselines import oracle, scripted
 from ritornello.common.evaluation.report import report_rows
 
 

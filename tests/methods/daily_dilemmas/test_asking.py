@@ -7,11 +7,12 @@ from ritornello.common.chat import (
     EndpointError,
     FakeServer,
     Fault,
+    Flaky,
     OpenAIClient,
     ScriptedClient,
 )
 from ritornello.common.evaluation import Answer, evaluate, rescore
-from ritornello.common.evaluation.baselines import Flaky, saying, uniform_single
+from ritornello.common.evaluation.baselines import saying, uniform_single
 from ritornello.common.evaluation.permutation import position_bias
 from ritornello.methods.daily_dilemmas import (
     DilemmaTask,

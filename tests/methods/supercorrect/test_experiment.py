@@ -1,16 +1,25 @@
 """What the experiment is made of: the tiny student, generated word problems, the whole pipeline."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 
 from ritornello.common.chat import CapabilityError, GenerationParams, replicates
+from ritornello.common.jsonl import read_jsonl
 from ritornello.common.models.tiny import tiny_causal_lm
+from ritornello.common.reporting import Results
 from ritornello.common.runs import Cell, CellContext
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
 from ritornello.experiments.supercorrect.attempts import plain_case
-from ritornello.experiments.supercorrect.language_model import LanguageModelStudy, Pipeline
+from ritornello.experiments.supercorrect.figures import figures
+from ritornello.experiments.supercorrect.language_model import (
+    LanguageModelStudy,
+    Pipeline,
+    _divide,
+)
 from ritornello.experiments.supercorrect.problem_sets import ShopSolver, shop_problems, shop_split
 from ritornello.experiments.supercorrect.student import (
     WordModelClient,
@@ -25,7 +34,12 @@ from ritornello.experiments.supercorrect.world import (
     corrupt,
     split_problems,
 )
-from ritornello.methods.supercorrect import ErrorCase, OracleTeacher, build_hsft_dataset
+from ritornello.methods.supercorrect import (
+    ErrorCase,
+    MathProblem,
+    OracleTeacher,
+    build_hsft_dataset,
+)
 
 SIZE = {"width": 16, "layers": 1, "heads": 2}
 
@@ -129,17 +143,8 @@ def chat_tokenizer():
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    "arm",
-    [
-        Pipeline("hsft", "cross_dpo"),
-        Pipeline("hsft", "instance_dpo"),
-        Pipeline("sft", "reflexion"),
-    ],
-    ids=["cross_dpo", "instance_dpo", "reflexion"],
-)
-def test_the_language_model_pipeline_runs_from_problems_to_measurements(arm, tmp_path):
-    """A random tiny Llama answers nothing right; every stage gets its rows all the same."""
+def tiny_study(folder):
+    """A random tiny Llama, which answers nothing right, with an oracle as teacher."""
     oracle = OracleTeacher(ShopSolver())
     study = LanguageModelStudy(
         model=lambda: tiny_causal_lm(
@@ -150,16 +155,68 @@ def test_the_language_model_pipeline_runs_from_problems_to_measurements(arm, tmp
         teacher=lambda: (oracle, oracle),
         limit=6,
         collect_from=0.5,
-        hsft=SFTSettings(learning_rate=1e-2, max_steps=4, batch_size=2),
+        hsft=SFTSettings(learning_rate=1e-2, max_steps=4, batch_size=2, save_steps=2),
         preferences=PreferenceSettings(max_steps=2, batch_size=2),
         max_tokens=12,
     )
-    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    context = CellContext(folder / "scratch", folder / "artifacts")
     context.scratch.mkdir(), context.artifacts.mkdir()
-    measured = {m.metric: m.value for m in study.measure(arm, Cell("lm", "a", 0), context)}
-    assert measured["first_accuracy"] == 0.0
+    return study, context
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        Pipeline("hsft", "cross_dpo"),
+        Pipeline("hsft", "instance_dpo"),
+        Pipeline("hsft", "teacher_sft"),
+        Pipeline("sft", "reflexion"),
+    ],
+    ids=["cross_dpo", "instance_dpo", "teacher_sft", "reflexion"],
+)
+def test_the_language_model_pipeline_runs_from_problems_to_measurements(arm, tmp_path):
+    """Nothing is answered right; every stage gets its rows all the same."""
+    study, context = tiny_study(tmp_path)
+    cell = Cell("language_model", "a", 0)
+    measurements = list(study.measure(arm, cell, context))
+    measured = {m.metric: m.value for m in measurements}
+    passed = {m.coordinates["protocol"]: m for m in measurements if m.metric == "pass_at_1"}
+    assert passed.keys() == {"instruction", "native", "few_shot"}
+    assert all(m.coordinates["source"] == "shop" and m.value == 0.0 for m in passed.values())
+    assert all(len(m.samples) == 6 for m in passed.values())
+    assert measured["verified_accuracy"] == 0.0
     assert measured["wrong_solutions"] >= 0
     assert (context.artifacts / "thoughts.jsonl").exists() == (arm.first_stage == "hsft")
+    if arm.second_stage == "reflexion":
+        assert not (context.artifacts / "pairs.jsonl").exists()
+    else:
+        pairs = read_jsonl(context.artifacts / "pairs.jsonl")
+        assert pairs
+        assert all({"id", "prompt", "chosen", "rejected"} <= pair.keys() for pair in pairs)
+        # whole solutions are written as the prompt asks for them
+        assert arm.second_stage != "instance_dpo" or "<Step1>" in pairs[0]["chosen"]
+    if arm.second_stage == "teacher_sft":  # it does not continue stage 1's checkpoints
+        assert (context.scratch / "imitation" / "hsft" / "checkpoint-4").is_dir()
+    record = {"cell": asdict(cell), "measurements": [m.as_record() for m in measurements]}
+    drawn = figures(Results.from_records([record], tmp_path))
+    assert [figure.name for figure in drawn] == ["pass_at_1_by_protocol"]
+
+
+def test_second_stages_on_corrections_start_from_hierarchical_thoughts(tmp_path):
+    study, context = tiny_study(tmp_path)
+    with pytest.raises(ValueError, match="must start from an HSFT model"):
+        list(study.measure(Pipeline("none", "cross_dpo"), Cell("lm", "a", 0), context))
+
+
+def test_every_source_gives_problems_to_both_stages():
+    problems = [
+        MathProblem(f"{source}{i}", "p", "1", "s", source)
+        for source, count in (("math", 10), ("gsm8k", 6))
+        for i in range(count)
+    ]
+    collected, imitated = _divide(problems, 0.3)
+    assert [p.id for p in collected] == ["math0", "math1", "math2", "gsm8k0", "gsm8k1"]
+    assert sorted(p.id for p in collected + imitated) == sorted(p.id for p in problems)
 
 
 @pytest.mark.slow
@@ -188,5 +245,5 @@ def test_the_whole_pipeline_runs_on_smollm2(tmp_path):
     measured = {
         m.metric: m.value for m in study.measure(Pipeline("hsft", "cross_dpo"), cell, context)
     }
-    assert 0 <= measured["first_accuracy"] <= 1
+    assert 0 <= measured["verified_accuracy"] <= 1
     assert (context.artifacts / "thoughts.jsonl").exists()
