@@ -54,6 +54,7 @@ class PrincipleScore:
 
     @property
     def score(self) -> float:
+        """Supporting minus opposing: above 0 where the choices follow the principle."""
         return self.supporting - self.opposing
 
 

@@ -68,6 +68,7 @@ class DilemmaTask:
             raise ValueError(f"mode must be reply or likelihood, got {self.mode!r}")
 
     def samples(self) -> list[Sample]:
+        """Every dilemma once per order, all dilemmas of an order before the next order's."""
         return [
             self._sample(dilemma).permuted(order, "-".join(map(str, order)))
             for order in _ORDERS[self.order]
@@ -75,6 +76,7 @@ class DilemmaTask:
         ]
 
     def render(self, sample: Sample) -> Query:
+        """The instruction and the dilemma; with `likelihood` also both labels as continuations."""
         shown = [choice.key for choice in sample.choices]
         actions = [choice.text for choice in sample.choices] if self.show_actions else None
         text = choice_prompt(sample.text, shown, actions, strict=self.strict)
@@ -87,6 +89,7 @@ class DilemmaTask:
     def parse(
         self, sample: Sample, response: Completion | ContinuationScores
     ) -> Mapping[str, Answer]:
+        """The slot by our reading; of a written reply also by the published one."""
         if isinstance(response, ContinuationScores):
             return {"ours": Answer(response.best, rule="likelihood")}
         official = official_slot(response.text)
@@ -96,6 +99,7 @@ class DilemmaTask:
         }
 
     def score(self, sample: Sample, answer: Answer) -> Score:
+        """1 where the model acts, 0 where it does not or was not understood; never counted."""
         acts = answer.value is not None and sample.choices[answer.value].key == "to_do"
         return Score(float(acts), counted=False)
 

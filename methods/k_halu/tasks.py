@@ -70,9 +70,11 @@ class KHaluLogLikelihood:
             )
 
     def samples(self) -> Sequence[Sample]:
+        """The questions as they were given."""
         return self.questions
 
     def render(self, sample: Sample) -> Query:
+        """The context, and every numbered option as a continuation to be scored."""
         context = worked_examples(self.examples) + likelihood_context(sample)
         if self.template == "chat":
             return Query([Message.user(context)], continuations=tuple(numbered(sample)))
@@ -84,6 +86,7 @@ class KHaluLogLikelihood:
         return Query(Prompt(text=body), continuations=options)
 
     def parse(self, sample: Sample, response: ContinuationScores) -> Mapping[str, Answer]:
+        """The indices of the options picked (from 0), by each of the two readings."""
         totals = response.total
         readings = {}
         for reading in ("ours", "official"):
@@ -114,6 +117,7 @@ class KHaluLogLikelihood:
         return [1.0] * len(options)
 
     def score(self, sample: Sample, answer: Answer) -> Score:
+        """1 where the sets are equal; partial credit and mistakes are in its parts."""
         return score_set(sample, answer.value or (), tied=answer.rule == "tie")
 
 
@@ -154,9 +158,11 @@ class KHaluExactMatch:
                 raise ValueError(f"{name} must be >= 0, got {number}")
 
     def samples(self) -> Sequence[Sample]:
+        """The questions as they were given."""
         return self.questions
 
     def render(self, sample: Sample) -> Query:
+        """The prompt for a list of marks, after `n_examples` questions about other documents."""
         others = (q for q in self.questions if q.cluster != sample.cluster)
         text = "".join(
             f"{self._asked(other)}{list(binary(other.gold, len(other.choices)))}\n\n"
@@ -168,6 +174,7 @@ class KHaluExactMatch:
         return Query(Prompt(text=text), params)
 
     def parse(self, sample: Sample, response: Completion) -> Mapping[str, Answer]:
+        """The marks as written, one 0 or 1 per option, by each of the two parsers."""
         n = len(sample.choices)
         official = parse_binary_list(response.text, n, compat=True)
         ours = official if self.parser == "official" else parse_binary_list(response.text, n)
@@ -178,6 +185,7 @@ class KHaluExactMatch:
         }
 
     def score(self, sample: Sample, answer: Answer) -> Score:
+        """1 where exactly the right options are marked; an unread reply picks nothing."""
         marks = answer.value or []
         if len(marks) != len(sample.choices) or not set(marks) <= {0, 1}:
             # an unread reply, or a list that the official parser lets pass: no set of options
@@ -203,6 +211,7 @@ class KHaluSupport:
     name: str = "k_halu_support"
 
     def samples(self) -> list[Sample]:
+        """One sample per option; `group` is the question's id."""
         return [
             replace(
                 sample,
@@ -215,16 +224,19 @@ class KHaluSupport:
         ]
 
     def render(self, sample: Sample) -> Query:
+        """Asks whether the option is supported, with yes and no as continuations."""
         label = words(sample)
         prompt = Prompt(text=support_prompt(sample, sample.meta["option"]))
         return Query(prompt, continuations=(label["yes"], label["no"]))
 
     def parse(self, sample: Sample, response: ContinuationScores) -> Mapping[str, Answer]:
+        """[1] where the option is picked, else [0], from log p(yes) - log p(no) in nats."""
         yes, no = response.total
         supported = yes - no > self.threshold
         return {"ours": Answer([int(supported == (sample.labels["polarity"] != "hallucinated"))])}
 
     def score(self, sample: Sample, answer: Answer) -> Score:
+        """1 where a right option is picked or a wrong one is not."""
         return Score(float(bool(answer.value[0]) == (sample.meta["option"] in sample.gold)))
 
 

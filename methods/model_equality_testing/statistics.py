@@ -59,6 +59,7 @@ class Statistic:
 
     @property
     def is_mmd(self) -> bool:
+        """Whether it is a maximum mean discrepancy, computed from a kernel of completions."""
         return self.kind.startswith("mmd_")
 
     def kernel(self, codes: Int[Tensor, "S b L"], pad: int) -> Float[Tensor, "S b b"]:

@@ -31,21 +31,26 @@ class Canvas:
         self._scale = size * _SMOOTH
 
     def line(self, a, b, colour: Colour = BLACK, width: float = 0.012) -> None:
+        """A segment from `a` to `b`; `width` as a share of the picture's side."""
         pixels = max(1, round(width * self._scale))
         self._draw.line([*self._at(a), *self._at(b)], fill=colour, width=pixels)
 
     def disc(self, centre, radius: float, colour: Colour) -> None:
+        """A filled circle; `radius` as a share of the picture's side."""
         (x, y), r = self._at(centre), radius * self._scale
         self._draw.ellipse([x - r, y - r, x + r, y + r], fill=colour)
 
     def polygon(self, corners, fill: Colour, outline: Colour | None = None) -> None:
+        """A filled polygon, its corners in order."""
         flat = [self._at(corner) for corner in corners]
         self._draw.polygon(flat, fill=fill, outline=outline, width=_SMOOTH)
 
     def label(self, centre, text: str, height: float = 0.07, colour: Colour = BLACK) -> None:
+        """Text centred on a point; `height` as a share of the picture's side."""
         write(self._draw, self._at(centre), text, height * self._scale, colour)
 
     def pixels(self) -> np.ndarray:
+        """The picture, (size, size, 3) uint8, averaged down from the larger drawing."""
         return np.array(self._image.reduce(_SMOOTH))
 
     def _at(self, point) -> tuple[float, float]:

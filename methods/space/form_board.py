@@ -47,6 +47,7 @@ def form_board(
 
 
 def normalised(cells: Sequence[Cell]) -> Shape:
+    """The cells as a shape: shifted to row 0 and column 0, and sorted."""
     top, left = min(r for r, _ in cells), min(c for _, c in cells)
     return tuple(sorted((r - top, c - left) for r, c in cells))
 

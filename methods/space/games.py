@@ -112,6 +112,7 @@ class SpaceGameTask:
 
     @property
     def name(self) -> str:
+        """space/<game>/<presentation>."""
         return f"space/{self.game}/{self.presentation}"
 
     @cached_property
@@ -142,9 +143,11 @@ class SpaceGameTask:
         ]
 
     def samples(self) -> list[Sample]:
+        """One sample per episode; the stimulus is drawn by `reset`."""
         return self._samples
 
     def reset(self, sample: Sample) -> GameState:
+        """The environment of an episode, and the walk that the task shows first, if any."""
         rng = np.random.default_rng([self.seed, sample.meta["index"], *self.game.encode()])
         env = self._env(rng, sample)
         head = [Message.system(self._instruction)]
@@ -165,9 +168,11 @@ class SpaceGameTask:
         return state
 
     def finished(self, state: GameState) -> bool:
+        """Whether the episode is over: stopped, solved or out of steps."""
         return state.env.done
 
     def render(self, state: GameState) -> Query:
+        """The dialog so far, within the limits on history and length, and the present view."""
         if state.asked_walk:
             return Query(list(state.head), self.params)
         kept = state.pairs
@@ -183,6 +188,7 @@ class SpaceGameTask:
         return Query(Prompt((*messages, now), prefill=self.prefill), self.params)
 
     def step(self, state: GameState, completion: Completion) -> GameState:
+        """Reads the reply and acts; a reply to the walk that was shown is only remembered."""
         if state.asked_walk:
             state.head.append(Message.assistant(completion.text))
             state.asked_walk = False
@@ -201,6 +207,7 @@ class SpaceGameTask:
         return state
 
     def answer(self, state: GameState) -> Mapping[str, Answer]:
+        """The actions taken, the environment's metrics, and how many replies needed a fallback."""
         counts = {"n_fallback": state.n_fallback, "n_differ": state.n_differ}
         return {"ours": Answer({"actions": state.actions, **state.env.metrics(), **counts})}
 

@@ -144,6 +144,7 @@ def sketch_text(sketch: dict[str, Cell]) -> str:
 
 
 def sketch_picture(sketch: dict[str, Cell], size: int = 192) -> np.ndarray:
+    """The sketch as a picture: a named disc per object, (size, size, 3) uint8."""
     canvas = Canvas(size)
     side = max(max(cell) for cell in sketch.values()) + 1
     for name, (x, y) in sketch.items():

@@ -30,6 +30,7 @@ class Media:
     frames: int = 0
 
     def load(self) -> tuple[Image, ...]:
+        """The picture, or `frames` pictures of the video in order of time."""
         if not self.frames:
             media = _MEDIA_TYPES[self.path.suffix.lower()]
             return (Image(self.path.read_bytes(), media),)

@@ -30,6 +30,7 @@ class OraclePolicy:
     """Knows everything: the shortest path, the box that holds the treasure."""
 
     def start(self, env: Env, shown: list[Cell], rng: np.random.Generator) -> Act:
+        """Next the box with the treasure, or the next move of the shortest path."""
         if isinstance(env, WorkingMemoryEnv):
             return lambda: env.treasures[env.collected]
         return _along(actions_of(env.shortest))
@@ -42,6 +43,7 @@ class RandomPolicy:
     stop: float = 0.05
 
     def start(self, env: Env, shown: list[Cell], rng: np.random.Generator) -> Act:
+        """Draws every action anew from `rng`."""
         if isinstance(env, WorkingMemoryEnv):
             return lambda: int(rng.integers(len(env.boxes)))
         moves = list(MOVES)
@@ -60,6 +62,11 @@ class MemoryPolicy:
     memory: Memory = "full"
 
     def start(self, env: Env, shown: list[Cell], rng: np.random.Generator) -> Act:
+        """Draws boxes from `rng` and remembers what `env` shows of them.
+
+        Raises:
+            ValueError: the environment has no boxes.
+        """
         if not isinstance(env, WorkingMemoryEnv):
             raise ValueError(f"MemoryPolicy plays with boxes, got {type(env).__name__}")
         found: set[int] = set()
@@ -97,6 +104,11 @@ class WallFollower:
     """Keeps its right hand on the wall and stops on the goal; solves every perfect maze."""
 
     def start(self, env: Env, shown: list[Cell], rng: np.random.Generator) -> Act:
+        """Walks by the right-hand rule.
+
+        Raises:
+            ValueError: the environment is not one to walk in.
+        """
         walk = _walker(env)
         clockwise = ["up", "right", "down", "left"]
         heading = 0
@@ -120,6 +132,11 @@ class ReplayRoute:
     """Walks exactly what was shown, then stops."""
 
     def start(self, env: Env, shown: list[Cell], rng: np.random.Generator) -> Act:
+        """Repeats the moves of `shown`.
+
+        Raises:
+            ValueError: no walk was shown.
+        """
         if not shown:
             raise ValueError(
                 "ReplayRoute needs a task that shows a walk: route_retracing, shortcut"
@@ -135,6 +152,11 @@ class ZoneStopper:
     """
 
     def start(self, env: Env, shown: list[Cell], rng: np.random.Generator) -> Act:
+        """Walks to the cell with the fewest steps among those within the goal's radius.
+
+        Raises:
+            ValueError: the environment is not one to walk in.
+        """
         walk = _walker(env)
         start, goal = walk.shortest[0], walk.shortest[-1]
         steps = distances(walk.grid, start)

@@ -161,6 +161,7 @@ class SpaceQATask:
 
     @property
     def name(self) -> str:
+        """space/<family>/<presentation>."""
         return f"space/{self.family}/{self.presentation}"
 
     @cached_property
@@ -174,9 +175,11 @@ class SpaceQATask:
         return load_prompt(self.family, self.presentation, self.prompts_dir)
 
     def samples(self) -> list[Sample]:
+        """The questions: `data` where given, else those drawn from `seed`."""
         return self._samples
 
     def render(self, sample: Sample) -> Query:
+        """Instruction, stimulus and numbered options; a question without options as it stands."""
         if not sample.choices:
             return Query([Message.user(_loaded(sample.parts))], self.params)
         parts: list[Text | Image] = [Text(self._instruction + "\n")]
@@ -191,6 +194,7 @@ class SpaceQATask:
         return Query(Prompt(tuple(messages), prefill='{"answer":'), self.params, keys)
 
     def parse(self, sample: Sample, response: Any) -> dict[str, Answer]:
+        """The option picked (from 0), or the number given, by our and the published reading."""
         if isinstance(response, ContinuationScores):
             return {"ours": Answer(response.best, rule="likelihood")}
         assert isinstance(response, Completion)
@@ -204,6 +208,7 @@ class SpaceQATask:
         }
 
     def score(self, sample: Sample, answer: Answer) -> Score:
+        """1 where the answer is right."""
         if not sample.choices:
             expected = sample.meta["answer"]
             return Score(float(answer.status == "ok" and answer.value == expected))

@@ -105,10 +105,12 @@ ROTATIONS = _cube_rotations()
 
 
 def turned(cubes: list[Cube], rotation: np.ndarray) -> list[Cube]:
+    """The cubes after a rotation, a (3, 3) integer matrix."""
     return [(int(x), int(y), int(z)) for x, y, z in np.array(cubes) @ rotation.T]
 
 
 def mirrored(cubes: list[Cube]) -> list[Cube]:
+    """The cubes in a mirror across the plane x = 0."""
     return [(-x, y, z) for x, y, z in cubes]
 
 

@@ -94,10 +94,12 @@ class WorkingMemoryEnv:
 
     @property
     def steps(self) -> int:
+        """Boxes opened so far."""
         return len(self.opened)
 
     @property
     def done(self) -> bool:
+        """Whether all treasures are found or the steps used up."""
         return self.collected == len(self.boxes) or self.steps >= self.max_steps
 
     def step(self, label: int) -> tuple[BoxObservation, bool, dict[str, object]]:
@@ -122,6 +124,7 @@ class WorkingMemoryEnv:
         return self.observe(), self.done, info
 
     def observe(self) -> BoxObservation:
+        """What is seen now: boxes, their labels and the treasures."""
         return BoxObservation(self.boxes, self.labels, self.found, self.collected, self.shape)
 
     def metrics(self) -> dict[str, float]:
