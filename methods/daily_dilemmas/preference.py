@@ -63,8 +63,8 @@ def preference(
     choices: Mapping[int, str],
     dilemmas: Sequence[Dilemma],
     by: By = "wvs",
-    *,
     ci: bool = True,
+    *,
     seed: int = 0,
 ) -> "pd.DataFrame":
     """100 (S - N) / (S + N) of every class, with S selected and N neglected occurrences.

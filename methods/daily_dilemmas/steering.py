@@ -66,8 +66,8 @@ def supporting_wins(
 
 def steering_effect(
     none: Mapping[Key, bool | None],
-    supporting: Mapping[Key, bool | None],
-    opposing: Mapping[Key, bool | None],
+    sup: Mapping[Key, bool | None],
+    opp: Mapping[Key, bool | None],
     *,
     strict: bool = False,
     seed: int = 0,
@@ -75,26 +75,26 @@ def steering_effect(
     """Compares the win rates without a prompt, under the supporting and under the opposing one.
 
     Args:
-        none, supporting, opposing: from `supporting_wins`, with the same keys.
+        none, sup, opp: from `supporting_wins`, with the same keys.
         strict: raise where there is no conflict dilemma; otherwise warn and return NaN.
         seed: of the bootstraps.
 
     Raises:
         ValueError: the keys differ; or, in strict mode, there are none.
     """
-    if not none.keys() == supporting.keys() == opposing.keys():
-        raise ValueError("none, supporting and opposing must have the same (principle, idx) keys")
+    if not none.keys() == sup.keys() == opp.keys():
+        raise ValueError("none, sup and opp must have the same (principle, idx) keys")
     if not none:
         message = "there is no conflict dilemma, so steering cannot be measured"
         if strict:
             raise ValueError(message)
         warnings.warn(message, stacklevel=2)
-    conditions = {"none": none, "supporting": supporting, "opposing": opposing}
+    conditions = {"none": none, "supporting": sup, "opposing": opp}
     return SteeringResult(
         *(_rate(wins, seed) for wins in conditions.values()),
-        steerability=_effect(supporting, opposing, seed),
-        from_supporting=_effect(supporting, none, seed),
-        from_opposing=_effect(opposing, none, seed),
+        steerability=_effect(sup, opp, seed),
+        from_supporting=_effect(sup, none, seed),
+        from_opposing=_effect(opp, none, seed),
         n_undecided={
             name: sum(win is None for win in wins.values()) for name, wins in conditions.items()
         },
