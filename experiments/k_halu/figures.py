@@ -98,7 +98,8 @@ def _forest(results: Results) -> Iterator[Figure]:
     axes.axvline(0.16, color="k", ls="--", lw=1)
     axes.text(0.165, len(bars) - 0.6, "chance, count given", fontsize=7)
     axes.set_yticks(range(len(bars)), names, fontsize=8)
-    axes.set(xlabel="set match, 95 % interval", xlim=(-0.02, 1.02))
+    # The line's name stands above the topmost arm: inside the axes, however few arms there are.
+    axes.set(xlabel="set match, 95 % interval", xlim=(-0.02, 1.02), ylim=(-0.6, len(bars) - 0.2))
     caption = "Share of items whose whole set is right, every arm, with the chance of protocol A."
     yield Figure("all_arms", caption, figure)
 
