@@ -118,7 +118,9 @@ class Trainer:
         """The trained network; a run that was cut off goes on from its last checkpoint."""
         recipe = self.recipe
         if recipe.share_warmup and recipe.warmup_epochs and not any(scratch.iterdir()):
-            shutil.copytree(self._warmup(objective), scratch, dirs_exist_ok=True)
+            copied = _unfinished(scratch)
+            shutil.copytree(self._warmup(objective), copied, dirs_exist_ok=True)
+            copied.replace(scratch)
         every = recipe.checkpoint_every
         if not every and recipe.share_warmup:
             every = self.steps_per_epoch * recipe.epochs
@@ -128,8 +130,10 @@ class Trainer:
         base = Objective(beta=objective.beta, iterations=objective.iterations)
         folder = self.folder / f"{self.seed}-{base.beta}-{base.iterations}"
         if not folder.exists():
-            epochs = self.recipe.warmup_epochs
-            self._fit(base, epochs, folder, self.steps_per_epoch * epochs)
+            epochs, trained = self.recipe.warmup_epochs, _unfinished(folder)
+            trained.mkdir(parents=True, exist_ok=True)
+            self._fit(base, epochs, trained, self.steps_per_epoch * epochs)
+            trained.replace(folder)
         return folder
 
     def _fit(
@@ -158,6 +162,11 @@ class Trainer:
         chosen = order[place * self.recipe.batch_size :][: self.recipe.batch_size]
         warm = torch.tensor(epoch >= self.recipe.warmup_epochs)
         return self.images[chosen], self.masks[chosen], warm
+
+
+def _unfinished(folder: Path) -> Path:
+    """Beside `folder`, so that renaming it to `folder` is one step that a kill cannot divide."""
+    return folder.with_name(f"{folder.name}.unfinished")
 
 
 @torch.no_grad()

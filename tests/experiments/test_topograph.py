@@ -1,5 +1,6 @@
 """Topograph's experiment: data, shared warm-ups, exact resume, real vessels and membranes."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -66,6 +67,26 @@ def test_branching_from_a_shared_warmup_changes_nothing(train):
     assert torch.equal(alone, shared)
     assert losses == shared_losses
     assert not torch.equal(alone, plain)
+
+
+def test_a_copy_cut_off_is_no_warmup(train, tmp_path, monkeypatch):
+    sharing = replace(RECIPE, share_warmup=True)
+    whole, losses = train("whole", sharing)
+    original = shutil.copytree
+
+    def cut(source, target, **options):
+        original(source, target, **options)
+        (target / "training.pt").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", cut)
+        with pytest.raises(KeyboardInterrupt):
+            train("cut", sharing)
+    again, again_losses = train("cut", sharing)
+    assert torch.equal(whole, again)
+    assert losses == again_losses
+    assert not list(tmp_path.rglob("*.unfinished"))
 
 
 def test_interrupted_training_continues_to_the_same_weights(train):
