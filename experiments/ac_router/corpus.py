@@ -1,6 +1,7 @@
 """Texts and vocabularies of the language-model part."""
 
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -65,8 +66,6 @@ def wikitext103(path: str | None = None) -> Corpus:
         path: folder with `wiki.train.tokens` and `wiki.test.tokens`; without it the hub set
             `Salesforce/wikitext`, `wikitext-103-v1`.
     """
-    from pathlib import Path
-
     if path is not None:
         folder = Path(path).expanduser()
         files = [folder / f"wiki.{split}.tokens" for split in ("train", "test")]
@@ -93,8 +92,6 @@ def enwik8(path: str) -> Corpus:
     Args:
         path: the file `enwik8` of the Hutter prize, unpacked.
     """
-    from pathlib import Path
-
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"path={path} must be the file enwik8 (from mattmahoney.net/dc/enwik8.zip)")

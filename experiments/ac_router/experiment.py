@@ -11,8 +11,8 @@ from torch import Tensor
 from ritornello.common.moe import Experts, MoELayer, RoutingState, SMoERouter
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.ac_router.figures import figures
-from ritornello.experiments.ac_router.routers import RouterFactory
 from ritornello.methods.ac_router.identify import Rule, feature_mixture, identify
+from ritornello.methods.ac_router.router import RouterFactory
 from ritornello.methods.ac_router.weights import adaptive_weights
 
 __all__ = ["Cost", "Identification", "RuleArm", "figures"]

@@ -30,7 +30,11 @@ def figures(results: Results) -> Iterator[Figure]:
         if results.select(part, "accuracy").empty:
             yield _loads(results, part)
         else:
-            yield _attacks(results, part)
+            caption = "accuracy on clean, attacked and shifted test images."
+            yield _accuracies(results, part, "accuracy", "attack", caption)
+        if not results.select(part, "fine_tuned_accuracy").empty:
+            caption = "accuracy on labelled texts after fine-tuning on each set."
+            yield _accuracies(results, part, "fine_tuned_accuracy", "task", caption)
 
 
 def _name(part: str) -> str:
@@ -184,19 +188,17 @@ def _perplexity(results: Results, part: str) -> Figure:
     return Figure(f"{part}_perplexity", caption, figure)
 
 
-def _attacks(results: Results, part: str) -> Figure:
-    rows = results.select(part, "accuracy")
-    attacks = list(dict.fromkeys(rows["attack"]))
+def _accuracies(results: Results, part: str, metric: str, along: str, caption: str) -> Figure:
+    """A group of bars, one per arm, for each test set or attack."""
+    rows = results.select(part, metric)
+    tests = list(dict.fromkeys(rows[along]))
     figure, axes = new_figure()
     arms = _arms(rows)
     for number, arm in enumerate(arms):
-        means = [
-            rows[(rows["arm"] == arm) & (rows["attack"] == a)]["value"].mean() for a in attacks
-        ]
-        places = np.arange(len(attacks)) + (number - (len(arms) - 1) / 2) * 0.8 / len(arms)
-        axes.bar(places, means, width=0.8 / len(arms), label=arm)
-    axes.set_xticks(range(len(attacks)), attacks, rotation=20)
+        means = rows[rows["arm"] == arm].groupby(along)["value"].mean()
+        places = np.arange(len(tests)) + (number - (len(arms) - 1) / 2) * 0.8 / len(arms)
+        axes.bar(places, means.reindex(tests), width=0.8 / len(arms), label=arm)
+    axes.set_xticks(range(len(tests)), tests, rotation=20)
     axes.set_ylabel("accuracy")
     axes.legend()
-    caption = f"{_name(part)}: accuracy on clean, attacked and shifted test images."
-    return Figure(f"{part}_attacks", caption, figure)
+    return Figure(f"{part}_{metric}", f"{_name(part)}: {caption}", figure)

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from ritornello.common.moe.losses import balance_loss
-from ritornello.common.moe.statistics import load, load_entropy, stability
+from ritornello.common.moe import RoutingState
+from ritornello.common.moe.statistics import load
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.ac_router.corpus import Corpus, Vocabulary, streams
-from ritornello.experiments.ac_router.regression import curve
-from ritornello.experiments.ac_router.routers import Routers
+from ritornello.experiments.ac_router.fine_tuning import FineTuning
+from ritornello.experiments.ac_router.measurements import curve, routing
+from ritornello.experiments.ac_router.routers import Routers, total_balance_loss
 from ritornello.methods.ac_router.language_model import LanguageModelOutput, MoELanguageModel
 from ritornello.methods.ac_router.word_swap import word_swap
 
@@ -61,6 +62,7 @@ class LanguageModel(Experiment):
         device: `cpu`, `cuda` or `auto`.
         precision: Lightning's name.
         clip_norm: largest gradient norm; None clips nothing.
+        fine_tuning: sets of labelled texts the trained model is then fine-tuned on; None for none.
     """
 
     corpus: Callable[[], Corpus]
@@ -86,6 +88,7 @@ class LanguageModel(Experiment):
     device: str = "cpu"
     precision: str = "32-true"
     clip_norm: float | None = None
+    fine_tuning: FineTuning | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size % self.accumulate:
@@ -95,8 +98,10 @@ class LanguageModel(Experiment):
             )
 
     def prepare(self) -> None:
-        """Fetches the text."""
+        """Fetches the texts."""
         self.corpus()
+        if self.fine_tuning is not None:
+            self.fine_tuning.prepare()
 
     @cached_property
     def texts(self) -> tuple[Vocabulary, Tensor, Tensor, Tensor]:
@@ -122,12 +127,12 @@ class LanguageModel(Experiment):
         )
 
     def measure(self, arm: Routers, cell: Cell, context: CellContext) -> Iterator[Measurement]:
-        """Trains with the arm's routers; yields the curve, perplexities and routing figures."""
+        """Trains with the arm's routers; yields the curve, perplexities, routing, accuracies."""
         from ritornello.common.models.hub import resolve_device
         from ritornello.common.training import fit
         from ritornello.experiments.ac_router.training import Training
 
-        _, train, test, attacked = self.texts
+        vocabulary, train, test, attacked = self.texts
         torch.manual_seed(cell.seed)
         model = self.build(arm)
         training = Training(
@@ -137,27 +142,36 @@ class LanguageModel(Experiment):
             learning_rate=self.learning_rate,
             warmup_steps=self.warmup_steps,
         )
-        reader = self._reader(streams(train, self.batch_size))
-        losses = fit(
-            training,
-            reader,
-            steps=self.steps,
+        device = resolve_device(self.device)
+        run = partial(
+            fit,
             seed=cell.seed,
-            scratch=context.scratch,
             checkpoint_every=self.checkpoint_every,
-            accelerator="gpu" if resolve_device(self.device).type == "cuda" else "cpu",
+            accelerator="gpu" if device.type == "cuda" else "cpu",
             precision=self.precision,
-            accumulate=self.accumulate,
             clip_norm=self.clip_norm,
+        )
+        losses = run(
+            training,
+            self._reader(streams(train, self.batch_size)),
+            steps=self.steps,
+            scratch=context.scratch,
+            accumulate=self.accumulate,
         ).losses
         yield from curve(losses, context)
-        model = model.to(resolve_device(self.device)).eval()
+        model = model.to(device).eval()
         for metric, text in (("perplexity", test), ("attacked_perplexity", attacked)):
             scores, states = self._score(model, text)
             value = float(np.exp(np.mean(scores)))
             yield Measurement(metric, value, samples=scores, aggregate="exp_mean")
             if metric == "perplexity":
-                yield from self._routing(states, context)
+                yield from routing(states, self.num_experts)
+                loads = torch.stack([load(s.indices, self.num_experts) for s in states])
+                np.savez_compressed(context.artifacts / "routing.npz", load=loads.cpu().numpy())
+        if self.fine_tuning is not None:
+            yield from self.fine_tuning.measure(
+                model, vocabulary, run, seed=cell.seed, scratch=context.scratch
+            )
 
     def _reader(self, texts: Tensor) -> Callable[[int], tuple[Tensor, int, bool]]:
         """Batch number → tokens of one group of texts, its first row, whether they begin."""
@@ -178,11 +192,13 @@ class LanguageModel(Experiment):
         output = model(tokens[:, :-1], rows, first=bool(first))
         loss = functional.cross_entropy(output.logits.flatten(0, 1), tokens[:, 1:].flatten())
         if self.balance_weight:
-            loss = loss + self.balance_weight * sum(balance_loss(s) for s in output.states)
+            loss = loss + self.balance_weight * total_balance_loss(model, output.states)
         return loss
 
     @torch.no_grad()
-    def _score(self, model: MoELanguageModel, text: Tensor) -> tuple[list[float], list]:
+    def _score(
+        self, model: MoELanguageModel, text: Tensor
+    ) -> tuple[list[float], list[RoutingState]]:
         """Mean loss of every segment of every text, and the last segment's routing states."""
         texts = streams(text, self.eval_batch_size).to(model.positions.device)
         segments = (texts.shape[1] - 1) // self.segment
@@ -198,19 +214,3 @@ class LanguageModel(Experiment):
             )
             scores += losses.view(len(texts), -1).mean(1).tolist()
         return scores, states
-
-    def _routing(self, states: list, context: CellContext) -> Iterator[Measurement]:
-        for number, state in enumerate(states, start=1):
-            place = {"layer": number}
-            entropy = float(load_entropy(state.indices, self.num_experts))
-            yield Measurement("load_entropy", entropy, coordinates=place)
-            if number > 1:
-                previous, current = (
-                    s.indices[..., 0].flatten() for s in (states[number - 2], state)
-                )
-                yield Measurement("stability", stability(previous, current), coordinates=place)
-            if state.weights is not None:
-                spread = float(state.weights.std())
-                yield Measurement("weight_spread", spread, coordinates=place)
-        loads = torch.stack([load(s.indices, self.num_experts) for s in states])
-        np.savez_compressed(context.artifacts / "routing.npz", load=loads.cpu().numpy())

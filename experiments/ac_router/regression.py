@@ -8,16 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ritornello.common.moe import Experts, MoELayer, RoutingState
-from ritornello.common.moe.losses import balance_loss
-from ritornello.common.moe.statistics import (
-    contingency,
-    load,
-    load_entropy,
-    normalized_mutual_information,
-    stability,
-)
+from ritornello.common.moe.statistics import contingency, load, normalized_mutual_information
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
-from ritornello.experiments.ac_router.routers import Routers
+from ritornello.experiments.ac_router.measurements import curve, routing
+from ritornello.experiments.ac_router.routers import Routers, total_balance_loss
 
 
 class ClusterTask:
@@ -178,11 +172,7 @@ class Regression(Experiment):
         predictions, states = model(batch[0])
         loss = (predictions - batch[1]).square().mean()
         if self.balance_weight:
-            terms = [
-                balance_loss(state, temperature=layer.router.balance_temperature)
-                for state, layer in zip(states, model.layers, strict=True)
-            ]
-            loss = loss + self.balance_weight * sum(terms)
+            loss = loss + self.balance_weight * total_balance_loss(model, states)
         return loss
 
     @torch.no_grad()
@@ -197,18 +187,9 @@ class Regression(Experiment):
         yield Measurement("test_mse", float((predictions - targets).square().mean()))
         yield Measurement("noisy_mse", float((noisy - targets).square().mean()))
         for number, state in enumerate(states, start=1):
-            first = state.indices[:, 0]
-            place = {"layer": number}
-            nmi = normalized_mutual_information(first, labels)
-            yield Measurement("nmi", nmi, coordinates=place)
-            entropy = float(load_entropy(state.indices, self.num_experts))
-            yield Measurement("load_entropy", entropy, coordinates=place)
-            if number > 1:
-                flips = stability(states[number - 2].indices[:, 0], first)
-                yield Measurement("stability", flips, coordinates=place)
-            if state.weights is not None:  # how far the gate is from one without weights
-                spread = float(state.weights.std())
-                yield Measurement("weight_spread", spread, coordinates=place)
+            nmi = normalized_mutual_information(state.indices[:, 0], labels)
+            yield Measurement("nmi", nmi, coordinates={"layer": number})
+        yield from routing(states, self.num_experts)
         last = states[-1].indices[:, 0]
         shown = slice(0, 600)
         np.savez_compressed(
@@ -219,12 +200,3 @@ class Regression(Experiment):
             experts=last[shown].numpy(),
             labels=labels[shown].numpy(),
         )
-
-
-def curve(losses: list[float], context: CellContext, points: int = 10) -> Iterator[Measurement]:
-    """The training loss, averaged over `points` equal stretches of the run."""
-    length = max(len(losses) // points, 1)
-    for end in range(length, len(losses) + 1, length):
-        mean = float(np.mean(losses[end - length : end]))
-        context.log(end, train_loss=mean)
-        yield Measurement("train_loss", mean, coordinates={"step": end})

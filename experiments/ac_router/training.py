@@ -26,6 +26,7 @@ class Training(pl.LightningModule):
         warmup_steps: steps of linear warm-up.
         schedule: what follows it: the `constant` peak, or a `cosine` to zero.
         weight_decay: 0 uses Adam, else AdamW.
+        grow: growing routers start from their first k; False leaves them as they are.
     """
 
     step: Tensor
@@ -40,6 +41,7 @@ class Training(pl.LightningModule):
         warmup_steps: int = 0,
         schedule: Schedule = "constant",
         weight_decay: float = 0.0,
+        grow: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
@@ -47,7 +49,8 @@ class Training(pl.LightningModule):
         self.steps = steps
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup_steps, self.schedule = warmup_steps, schedule
-        self.growing = [m for m in model.modules() if isinstance(m, SMoEDropoutRouter)]
+        routers = (m for m in model.modules() if grow and isinstance(m, SMoEDropoutRouter))
+        self.growing = list(routers)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))  # survives a resume
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -56,8 +59,11 @@ class Training(pl.LightningModule):
             progress = min(float(self.step) / self.steps, 1.0)
             for router in self.growing:
                 router.set_progress(progress)
-        self.step += 1
         return self.loss(self.model, batch)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Counts the steps: several batches make one when they are accumulated."""
+        self.step += 1
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Adam or AdamW, and the schedule by steps."""

@@ -12,9 +12,10 @@ from torch.nn import functional
 from ritornello.common.moe.statistics import load_entropy
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.ac_router.images import Images
-from ritornello.experiments.ac_router.regression import curve
-from ritornello.experiments.ac_router.routers import RouterFactory, Routers
+from ritornello.experiments.ac_router.measurements import curve
+from ritornello.experiments.ac_router.routers import Routers
 from ritornello.methods.ac_router.attacks import fgsm, pgd, spsa
+from ritornello.methods.ac_router.router import RouterFactory
 from ritornello.methods.ac_router.vision import MoEClassifier, soft_moe_vit
 
 

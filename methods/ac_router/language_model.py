@@ -3,7 +3,6 @@
 Shapes: b sequences, m positions of a segment, l positions of the attention span, d width.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ritornello.common.moe import Experts, MoELayer, RoutingState
+from ritornello.methods.ac_router.router import RouterFactory
 
 LETTERS = {"s": "attention", "g": "ordinary MoE", "c": "adaptive MoE", "f": "dense feed-forward"}
-RouterFactory = Callable[[int, int], nn.Module]
 
 
 class LanguageModelOutput(NamedTuple):

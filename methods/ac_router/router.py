@@ -1,6 +1,7 @@
 """The adaptive clustering gate: tokens, scaled by their last cluster's feature weights."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -22,6 +23,7 @@ from ritornello.methods.ac_router.weights import (
 )
 
 Statistics = Literal["batch", "running"]
+RouterFactory = Callable[[int, int], nn.Module]  # (d_model, num_experts) → router
 
 
 class AdaptiveWeights(nn.Module):

@@ -1,6 +1,6 @@
 """Vision models of the paper: Swin-MoE and a SoftMoE ViT, timm backbones with MoE blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -8,11 +8,9 @@ from torch import Tensor, nn
 
 from ritornello.common.moe import Experts, MoELayer, RoutingState, SMoERouter
 from ritornello.common.moe.losses import importance_loss, load_loss
-from ritornello.methods.ac_router.router import ACRouter
+from ritornello.methods.ac_router.router import ACRouter, RouterFactory
 from ritornello.methods.ac_router.softmoe import ACSoftMoE
 from ritornello.methods.ac_router.thread import RoutingThread
-
-RouterFactory = Callable[[int, int], nn.Module]
 
 
 class ThreadedMoE(nn.Module):

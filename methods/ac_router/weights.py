@@ -97,9 +97,7 @@ def adaptive_weights(
     _check_tokens(tokens, assignment, token_mask)
     top1 = assignment if assignment.dim() == 1 else assignment[:, 0]
     check_assignment(assignment, num_experts)
-    sums = cluster_sums(
-        tokens, top1, num_experts, dispersion=dispersion, token_mask=token_mask, sync=False
-    )
+    sums = cluster_sums(tokens, top1, num_experts, dispersion=dispersion, token_mask=token_mask)
     if degenerate == "official":
         valid = occurring(assignment, num_experts)
     else:

@@ -8,13 +8,16 @@ import pytest
 import torch
 from PIL import Image
 
-from ritornello.common.moe import SMoERouter
+from ritornello.common.moe import SMoERouter, XMoERouter
+from ritornello.common.moe.losses import balance_loss
 from ritornello.common.runs import Cell, CellContext, UserError
+from ritornello.common.training import fit
 from ritornello.experiments.ac_router.corpus import Corpus, Vocabulary, enwik8, streams, wikitext103
 from ritornello.experiments.ac_router.images import Digits, ImageFolders
 from ritornello.experiments.ac_router.language import LanguageModel
 from ritornello.experiments.ac_router.regression import ClusterTask, Regression
-from ritornello.experiments.ac_router.routers import Routers
+from ritornello.experiments.ac_router.routers import Routers, total_balance_loss
+from ritornello.experiments.ac_router.training import Training
 from ritornello.experiments.ac_router.vision import Vision
 from ritornello.methods.ac_router import ACRouter
 from ritornello.methods.ac_router.baselines import SMoEDropoutRouter
@@ -84,6 +87,36 @@ def test_an_interrupted_cell_ends_with_the_same_numbers(make, arm, tmp_path, mon
             measure(part, arm, tmp_path / "broken")
     assert any((tmp_path / "broken" / "scratch").iterdir())
     assert measure(part, arm, tmp_path / "broken") == unbroken
+
+
+def test_growing_routers_grow_with_the_optimiser_steps_and_not_with_the_batches(tmp_path):
+    router = SMoEDropoutRouter(4, 5, top_k=1)
+    model, seen = torch.nn.Sequential(torch.nn.Linear(4, 4), router), []
+
+    def loss(model, batch):
+        seen.append(router.top_k)
+        return model[0](batch).square().mean()
+
+    def batch(number):
+        return torch.ones(2, 4)
+
+    def train(**options):
+        training = Training(model, loss, steps=4, learning_rate=1e-3, **options)
+        fit(training, batch, steps=4, accumulate=2)
+
+    train()
+    assert seen == [1, 1, 2, 2, 3, 3, 4, 4]
+    train(grow=False)
+    assert seen[8:] == [4] * 8
+
+
+def test_the_balance_loss_has_each_gates_temperature():
+    torch.manual_seed(0)
+    part = language_part()
+    model = part.build(Routers(XMoERouter))
+    states = model(torch.randint(100, (2, 8))).states
+    expected = sum(balance_loss(state, temperature=0.3) for state in states)
+    torch.testing.assert_close(total_balance_loss(model, states), expected)
 
 
 def test_an_arm_without_an_adaptive_gate_is_ordinary_everywhere():
