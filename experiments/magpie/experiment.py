@@ -1,11 +1,10 @@
 """Magpie: does the pre-query template draw user queries, exactly and in practice?
 
 Part `templates` compares what a real model writes after several beginnings; part `toy_world`
-compares extracted queries with a known distribution; part `pipeline` makes a small data set and
-fine-tunes on it.
+compares extracted queries with a known distribution; part `pipeline` makes a data set and
+fine-tunes on it; part `decoding` makes one for every temperature and nucleus of a grid.
 """
 
-import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,12 +24,12 @@ from ritornello.common.chat import (
     VLLMClient,
     replicates,
 )
-from ritornello.common.reporting import Figure, Results
+from ritornello.common.jsonl import read_jsonl, write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings, text_pair_logprobs
 from ritornello.experiments.magpie import toy_world as toy
-from ritornello.experiments.magpie.figures import draw
+from ritornello.experiments.magpie.figures import figures
 from ritornello.experiments.magpie.sources import SelfInstructArm, TemplateArm
 from ritornello.methods.magpie.config import MagpieConfig
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
@@ -40,10 +39,20 @@ from ritornello.methods.magpie.generator import MagpieGenerator
 from ritornello.methods.magpie.metrics import distinct_2, is_mathematical, is_request
 from ritornello.methods.magpie.pipeline import MagpiePipeline
 from ritornello.methods.magpie.preferences import LikelihoodReward, Reward
+from ritornello.methods.magpie.tags import DIFFICULTIES, QUALITIES
 from ritornello.methods.magpie.templates import ChatTemplateParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "DecodingStudy",
+    "Extraction",
+    "PipelineStudy",
+    "TemplateStudy",
+    "ToyWorldStudy",
+    "figures",
+]
 
 
 @dataclass
@@ -58,7 +67,7 @@ class LanguageModelStudy(Experiment):
     model: Callable[[], "PreTrainedModel"]
     tokenizer: Callable[[], "PreTrainedTokenizerBase"]
     encoder: Callable[[], object]
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: Literal["transformers", "vllm"]
 
     @cached_property
     def loaded_tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -85,8 +94,8 @@ class TemplateStudy(LanguageModelStudy):
         max_new_tokens: budget of a query.
     """
 
-    samples: int = 16
-    max_new_tokens: int = 40
+    samples: int
+    max_new_tokens: int
 
     def measure(
         self, arm: TemplateArm | SelfInstructArm, cell: Cell, context: CellContext
@@ -96,7 +105,7 @@ class TemplateStudy(LanguageModelStudy):
         )
         drawn = source.instructions(self.samples)
         texts = [query.text for query in drawn]
-        _write_texts(context.artifacts / "queries.jsonl", texts)
+        write_jsonl(context.artifacts / "queries.jsonl", [{"instruction": text} for text in texts])
         stops = [float(query.natural_stop) for query in drawn]
         yield Measurement("natural_stop", _mean(stops), samples=stops)
         # (k + 1) / (n + 2): a ratio of rates needs rates that are not zero
@@ -142,9 +151,9 @@ class ToyWorldStudy(Experiment):
         samples: extracted queries.
     """
 
-    queries: int = 40
-    steps: int = 600
-    samples: int = 2000
+    queries: int
+    steps: int
+    samples: int
 
     def measure(self, arm: Extraction, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         world = toy.make_world(self.queries, seed=cell.seed)
@@ -230,11 +239,11 @@ class PipelineStudy(LanguageModelStudy):
         reward: loader of the reward model; None takes the likelihood stand-in.
     """
 
-    sft: SFTSettings | None = None
-    dpo: PreferenceSettings | None = None
-    held_out: float = 0.25
-    student: "Callable[[], PreTrainedModel] | None" = None
-    reward: Callable[[], Reward] | None = None
+    sft: SFTSettings | None
+    dpo: PreferenceSettings | None
+    held_out: float
+    student: "Callable[[], PreTrainedModel] | None"
+    reward: Callable[[], Reward] | None
 
     def __post_init__(self) -> None:
         if self.dpo is not None and (self.student is None or self.sft is None):
@@ -247,7 +256,7 @@ class PipelineStudy(LanguageModelStudy):
     def measure(self, arm: MagpieConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         out = context.artifacts / "data"
         pipeline = MagpiePipeline(
-            arm,
+            replace(arm, seed=cell.seed),
             llm=self.llm,
             tokenizer=self.loaded_tokenizer,
             encoder=self.loaded_encoder,
@@ -261,13 +270,13 @@ class PipelineStudy(LanguageModelStudy):
         yield Measurement("preference_pairs", stats["preference_pairs"])
         if "agreement_with_rule_tags" in stats:
             yield Measurement("agreement_with_rule_tags", stats["agreement_with_rule_tags"])
-        rows = [row for row in _read_rows(out / "final.jsonl") if row["response"].strip()]
+        rows = [row for row in read_jsonl(out / "final.jsonl") if row["response"].strip()]
         if self.sft is None or len(rows) < 4:
             return
         student = self.llm.model if self.student is None else self.student()
         tuned = yield from self._fine_tune(student, rows, cell.seed, context)
         if self.dpo is not None:
-            yield from self._align(tuned, _read_rows(out / "preferences.jsonl"), cell.seed, context)
+            yield from self._align(tuned, read_jsonl(out / "preferences.jsonl"), cell.seed, context)
         elif self.sft.lora_rank:
             tuned.unload()  # the shared model is as it was
 
@@ -323,20 +332,32 @@ class PipelineStudy(LanguageModelStudy):
         return [-score.mean[0] for score in client.score_continuations(prompts, answers)]
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    """All figures, from the table and what the cells left behind."""
-    yield from draw(results)
+@dataclass
+class DecodingStudy(LanguageModelStudy):
+    """Fig. 11: quality, difficulty and spread of the queries by temperature and nucleus.
+
+    The grid's coordinates `temperature` and `top_p` take the place of the arm's.
+    """
+
+    def measure(self, arm: MagpieConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:
+        pipeline = MagpiePipeline(
+            replace(arm, seed=cell.seed, **cell.coordinates),
+            llm=self.llm,
+            tokenizer=self.loaded_tokenizer,
+            encoder=self.loaded_encoder,
+        )
+        stats = pipeline.run(context.artifacts / "data")
+        yield Measurement("kept_share", stats["kept"] / stats["sampled"])
+        rows = read_jsonl(context.artifacts / "data" / "final.jsonl")
+        scales = {"input_quality": QUALITIES, "difficulty": DIFFICULTIES}
+        for field, labels in scales.items():
+            grades = [1.0 + labels.index(row[field]) for row in rows if row[field] is not None]
+            if grades:
+                yield Measurement(field, _mean(grades), unit="of 5", samples=grades)
+        if len(rows) > 1:
+            distances = [row["min_neighbor_distance"] for row in rows]
+            yield Measurement("min_neighbor_distance", _mean(distances), samples=distances)
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _read_rows(path: Path) -> list[dict]:
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def _write_texts(path: Path, texts: Sequence[str]) -> None:
-    lines = [json.dumps({"instruction": text}, ensure_ascii=False) + "\n" for text in texts]
-    path.write_text("".join(lines), encoding="utf-8")

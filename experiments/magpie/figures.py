@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ritornello.common.jsonl import read_jsonl
 from ritornello.common.reporting import Figure, Results, new_figure
 
 
-def draw(results: Results) -> Iterator[Figure]:
+def figures(results: Results) -> Iterator[Figure]:
     """Every figure whose part was measured."""
     parts = set(results.table["part"])
     if "templates" in parts:
@@ -19,6 +20,8 @@ def draw(results: Results) -> Iterator[Figure]:
         yield from _extraction(results)
     if "pipeline" in parts:
         yield from _data_set(results)
+    if "decoding" in parts:
+        yield from _decoding(results)
 
 
 def _rates(results: Results) -> Iterator[Figure]:
@@ -113,8 +116,7 @@ def _data_set(results: Results) -> Iterator[Figure]:
     if folder is None:
         return
     yield from _tags(json.loads((folder / "stats.json").read_text())["tags"])
-    with (folder / "final.jsonl").open(encoding="utf-8") as lines:
-        yield from _lengths([json.loads(line) for line in lines])
+    yield from _lengths(read_jsonl(folder / "final.jsonl"))
 
 
 def _tags(tags: Mapping[str, Mapping[str, int]]) -> Iterator[Figure]:
@@ -123,7 +125,7 @@ def _tags(tags: Mapping[str, Mapping[str, int]]) -> Iterator[Figure]:
         axis.barh(list(histogram), list(histogram.values()))
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.tick_params(axis="y", labelsize=7)
-    caption = "Labels of the kept queries by the likelihood tagger (not the paper's judge)."
+    caption = "Labels of the kept queries; those of a likelihood tagger are no judge's ratings."
     yield Figure("tags", caption=caption, figure=figure)
 
 
@@ -135,3 +137,21 @@ def _lengths(rows: Sequence[Mapping[str, str]]) -> Iterator[Figure]:
     axes[0].set_ylabel("rows")
     caption = "Lengths of the final queries and answers."
     yield Figure("lengths", caption=caption, figure=figure)
+
+
+def _decoding(results: Results) -> Iterator[Figure]:
+    metrics = ("input_quality", "difficulty", "min_neighbor_distance")
+    figure, panels = new_figure(1, len(metrics), width=9, squeeze=False)
+    for axes, metric in zip(panels[0], metrics, strict=True):
+        rows = results.select("decoding", metric)
+        for top_p, own in rows.groupby("top_p"):
+            means = own.groupby("temperature")["value"].mean()
+            axes.plot(means.index, means, "o-", label=f"top-p {top_p:g}")
+        axes.set_xlabel("temperature")
+        axes.set_title(metric.replace("_", " "), fontsize=9)
+    panels[0][0].legend(fontsize=8)
+    caption = (
+        "Quality and difficulty of the queries as the judge rates them (1 to 5) and their mean "
+        "minimum neighbour distance, by temperature and nucleus."
+    )
+    yield Figure("decoding_grid", caption=caption, figure=figure)

@@ -1,16 +1,24 @@
-"""The arms of part A: ways of getting user queries out of one aligned model."""
+"""The arms of part A: ways of getting user queries out of one aligned model; its engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ritornello.common.chat import ChatClient
+from ritornello.common.chat.vllm import load_vllm
 from ritornello.methods.magpie.baselines import SelfInstructGenerator
 from ritornello.methods.magpie.generator import DOMAIN_SYSTEMS, Instruction, MagpieGenerator
 from ritornello.methods.magpie.templates import ChatTemplateParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@cache
+def shared_vllm(model: str, **options: Any) -> Any:
+    """A vLLM engine that all parts of a process share: two would not fit on one device."""
+    return load_vllm(model, **options)
 
 
 class QuerySource(Protocol):

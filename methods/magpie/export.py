@@ -1,9 +1,6 @@
-"""Rows in the formats of others (ShareGPT, trl's SFT, trl's DPO), and as files."""
+"""Rows in the formats of others: ShareGPT, trl's SFT, trl's DPO."""
 
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ritornello.methods.magpie.generator import conversation
@@ -62,15 +59,3 @@ def to_trl_dpo(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
         }
         for row in rows
     ]
-
-
-def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """One row a line, the file whole or not at all."""
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Whoever reads sees the old content or the new, never a part."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -152,9 +152,8 @@ class MagpieGenerator:
         The query of each further round is drawn after the rendered history under a system message
         about conversations of several rounds; the answer, greedy, does not see that message, nor
         is it stored. A row whose next query comes out empty or is cut off by the budget ends there.
-        Draws are numbered by the
-        row's `index`, or by its place where it has none: with an index, a row's conversation does
-        not depend on its company.
+        Draws are numbered by the row's `index`, or by its place where it has none: with an index, a
+        row's conversation does not depend on its company.
 
         Returns:
             New rows with `instruction_2`, `response_2`, ... added.

@@ -23,10 +23,12 @@ from ritornello.common.chat import (
     TransformersClient,
     replicates,
 )
+from ritornello.common.jsonl import write_jsonl
 from ritornello.common.models import load_minilm, load_smollm2, load_smollm2_tokenizer
+from ritornello.common.runs.store import write_atomically
 from ritornello.methods.magpie.config import MagpieConfig, check_filter
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
-from ritornello.methods.magpie.export import to_sharegpt, write_atomically, write_jsonl
+from ritornello.methods.magpie.export import to_sharegpt
 from ritornello.methods.magpie.filters import filter_rows, longest
 from ritornello.methods.magpie.generator import (
     MULTI_TURN_SYSTEM,
@@ -35,10 +37,7 @@ from ritornello.methods.magpie.generator import (
     warn_if_endless,
 )
 from ritornello.methods.magpie.preferences import Reward, build_preferences
-from ritornello.methods.magpie.sanitizer import (
-    drop_reason,
-    sanitize_instruction,
-)
+from ritornello.methods.magpie.sanitizer import drop_reason, sanitize_instruction
 from ritornello.methods.magpie.statistics import data_card, summarize
 from ritornello.methods.magpie.tags import JudgeTagger, LikelihoodTagger, Task
 from ritornello.methods.magpie.templates import ChatTemplateParts

@@ -1,7 +1,7 @@
 """What stands before and after a user's query, derived from any tokenizer's chat template.
 
-The pre-query template T_pre is all that the model is given in step 1 (the
-paper's "instruction generation"); T_pre + query + T_post is what it answers in step 2.
+The pre-query template T_pre is all that the model is given in step 1 (the paper's "instruction
+generation"); T_pre + query + T_post is what it answers in step 2.
 """
 
 from collections.abc import Sequence
