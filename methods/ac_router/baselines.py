@@ -25,7 +25,6 @@ class SMoEDropoutRouter(SMoERouter):
         num_experts: number of experts.
         top_k: experts per token at the start of training.
         final_top_k: experts per token at its end; all of them by default.
-        bias: adds a bias to the logits.
     """
 
     def __init__(
@@ -35,9 +34,8 @@ class SMoEDropoutRouter(SMoERouter):
         top_k: int = 2,
         *,
         final_top_k: int | None = None,
-        bias: bool = True,
     ) -> None:
-        super().__init__(d_model, num_experts, top_k, bias=bias)
+        super().__init__(d_model, num_experts, top_k)
         self.first_top_k = top_k
         self.final_top_k = num_experts if final_top_k is None else final_top_k
         if not top_k <= self.final_top_k <= num_experts:
@@ -62,6 +60,6 @@ class SMoEDropoutRouter(SMoERouter):
         self.top_k = int(state)
 
 
-def adaptive_smoe(d_model: int, num_experts: int, top_k: int = 2, *, bias: bool = True) -> ACRouter:
+def adaptive_smoe(d_model: int, num_experts: int, top_k: int = 2) -> ACRouter:
     """The adaptive weights before the plain gate: what they do without unit-norm embeddings."""
-    return ACRouter(d_model, num_experts, gate=SMoERouter(d_model, num_experts, top_k, bias=bias))
+    return ACRouter(d_model, num_experts, gate=SMoERouter(d_model, num_experts, top_k))
