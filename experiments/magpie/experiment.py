@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from safetensors.torch import load_model, save_model
 
-from ritornello.common.cache import file_lock
 from ritornello.common.chat import (
     ChatClient,
     GenerationParams,
@@ -28,6 +26,7 @@ from ritornello.common.jsonl import read_jsonl, write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings, text_pair_logprobs
+from ritornello.common.training.shared import train_once
 from ritornello.experiments.magpie import toy_world as toy
 from ritornello.experiments.magpie.figures import figures
 from ritornello.experiments.magpie.sources import SelfInstructArm, TemplateArm
@@ -212,17 +211,13 @@ class ToyWorldStudy(Experiment):
     ) -> tuple[TransformersClient, ChatTemplateParts]:
         """The trained model of a seed: trained by the first arm that needs it, in any worker."""
         tokenizer = toy.toy_tokenizer(world)
-        weights = shared / f"toy-{loss_on}-{seed}.safetensors"
-        with file_lock(weights.with_suffix(".lock")):
-            if not weights.exists():
-                trained = toy.train_toy_model(
-                    world, tokenizer, loss_on=loss_on, steps=self.steps, seed=seed
-                )
-                unfinished = weights.with_suffix(".part")
-                save_model(trained, unfinished)
-                unfinished.rename(weights)
-        model = toy.build_toy_model(tokenizer, seed=seed)
-        load_model(model, weights)
+        model = train_once(
+            shared / f"toy-{loss_on}-{seed}.safetensors",
+            train=lambda: toy.train_toy_model(
+                world, tokenizer, loss_on=loss_on, steps=self.steps, seed=seed
+            ),
+            build=lambda: toy.build_toy_model(tokenizer, seed=seed),
+        )
         client = TransformersClient(model, tokenizer, max_batch_rows=500)
         return client, ChatTemplateParts.from_tokenizer(tokenizer)
 

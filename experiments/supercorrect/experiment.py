@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ritornello.common.cache import file_lock
 from ritornello.common.chat import GenerationParams
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
+from ritornello.common.training.shared import train_once
 from ritornello.experiments.supercorrect import student as tiny
 from ritornello.experiments.supercorrect.attempts import (
     GREEDY,
@@ -178,26 +178,25 @@ class ModularStudy(Experiment):
         self, setting: Setting, style: Style, seed: int, shared: Path
     ) -> "PreTrainedModel":
         """Trains once per style and seed; the arms read the weights from the run's own folder."""
-        from safetensors.torch import load_model, save_model
 
-        model = tiny.build_model(seed, width=self.width, layers=self.layers, heads=self.heads)
+        def build() -> "PreTrainedModel":
+            return tiny.build_model(seed, width=self.width, layers=self.layers, heads=self.heads)
+
+        def train() -> "PreTrainedModel":
+            model = build()
+            tiny.train_stage_one(
+                model,
+                StageOneData(setting.world, style),
+                setting.training,
+                steps=self.stage_one_steps,
+                batch_size=self.stage_one_batch,
+                learning_rate=self.stage_one_rate,
+                seed=seed,
+            )
+            return model
+
         weights = shared / f"stage_one-{style}-{seed}.safetensors"
-        with file_lock(weights.with_suffix(".lock")):
-            if not weights.exists():
-                tiny.train_stage_one(
-                    model,
-                    StageOneData(setting.world, style),
-                    setting.training,
-                    steps=self.stage_one_steps,
-                    batch_size=self.stage_one_batch,
-                    learning_rate=self.stage_one_rate,
-                    seed=seed,
-                )
-                unfinished = weights.with_suffix(".part")
-                save_model(model, unfinished)
-                unfinished.rename(weights)
-        load_model(model, weights)
-        return model
+        return train_once(weights, train=train, build=build)
 
     def _test_cases(self, setting: Setting, hierarchical: "PreTrainedModel") -> list[ErrorCase]:
         """The HSFT model's wrong solutions of test problems: the same for all arms of a seed."""
@@ -265,7 +264,6 @@ class ModularStudy(Experiment):
         corrections = teacher_sft_rows(pairs)
         rows = [corrections[index] for index in rng.integers(len(corrections), size=count)]
         rows += [replay[index] for index in rng.integers(len(replay), size=count)]
-        texts = [{"prompt": row["prompt"], "completion": row["completion"]} for row in rows]
         settings = SFTSettings(
             learning_rate=arm.learning_rate,
             max_steps=arm.steps,
@@ -274,7 +272,7 @@ class ModularStudy(Experiment):
             max_length=tiny.CONTEXT,
             seed=seed,
         )
-        return texts, settings
+        return rows, settings
 
     def _replay(
         self,

@@ -86,8 +86,8 @@ class LanguageModelStudy(Experiment):
         teacher: makes teacher and inspector.
         limit: most problems of a source in a split.
         collect_from: share of the training problems kept from stage 1 for error collection.
-        hsft: settings of stage 1 (and of the imitation baselines).
-        preferences: settings of stage 2.
+        hsft: settings of stage 1 (and of the imitation baselines); the seed is the cell's.
+        preferences: settings of stage 2; likewise.
         max_tokens: most tokens of an answer.
     """
 
@@ -114,15 +114,16 @@ class LanguageModelStudy(Experiment):
         collected, imitated = _divide(training, self.collect_from)
         tokenizer = self.tokenizer()
         trainer = SuperCorrectTrainer(self.model(), tokenizer, output_dir=context.scratch)
+        settings = replace(self.hsft, seed=cell.seed)
         if arm.first_stage == "sft":
-            trainer.hsft(plain_sft_rows(imitated), self.hsft)
+            trainer.hsft(plain_sft_rows(imitated), settings)
         elif arm.first_stage == "hsft":
             journal = context.artifacts / "thoughts.jsonl"
             data = build_hsft_dataset(imitated, *self.reviewers, journal=journal)
-            trainer.hsft(data.rows, self.hsft)
+            trainer.hsft(data.rows, settings)
         model = trainer.model
         if arm.second_stage not in ("none", "reflexion"):
-            model = self._second_stage(arm, trainer, collected, context)
+            model = self._second_stage(arm, trainer, collected, cell.seed, context)
         # verification and the search for errors begin with the same answers
         client = CachedClient(
             TransformersClient(model.eval(), tokenizer), context.scratch / "answers.sqlite"
@@ -141,6 +142,7 @@ class LanguageModelStudy(Experiment):
         arm: Pipeline,
         trainer: SuperCorrectTrainer,
         problems: Sequence[MathProblem],
+        seed: int,
         context: CellContext,
     ) -> "PreTrainedModel":
         student = TransformersClient(trainer.model.eval(), trainer.tokenizer)
@@ -151,9 +153,9 @@ class LanguageModelStudy(Experiment):
             # checkpoints of its own: those of stage 1 are not to be continued
             folder = context.scratch / "imitation"
             trainer = SuperCorrectTrainer(trainer.model, trainer.tokenizer, output_dir=folder)
-            trainer.hsft(teacher_sft_rows(pairs), self.hsft)
+            trainer.hsft(teacher_sft_rows(pairs), replace(self.hsft, seed=seed))
         else:
-            trainer.cross_dpo(pairs, self.preferences)
+            trainer.cross_dpo(pairs, replace(self.preferences, seed=seed))
         return trainer.model
 
     def _pairs(
