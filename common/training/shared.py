@@ -28,7 +28,7 @@ def train_once(
     with file_lock(weights.with_suffix(".lock")):
         if not weights.exists():
             unfinished = weights.with_suffix(".part")
-            save_model(train(), unfinished)
+            save_model(train(), str(unfinished))
             unfinished.rename(weights)
     model = build()
     load_model(model, weights)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ritornello.common.chat import GenerationParams
+from ritornello.common.jsonl import write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
@@ -27,7 +28,7 @@ from ritornello.experiments.supercorrect.attempts import (
     second_attempts,
 )
 from ritornello.experiments.supercorrect.figures import figures
-from ritornello.experiments.supercorrect.outcomes import keep_pairs, share
+from ritornello.experiments.supercorrect.outcomes import share
 from ritornello.experiments.supercorrect.world import (
     ModularSolver,
     ModularWorld,
@@ -235,7 +236,7 @@ class ModularStudy(Experiment):
         pairs = corrections.rows
         if arm.second_stage == "instance_dpo":
             pairs = instance_dpo_pairs(cases, template)
-        keep_pairs(pairs, context)
+        write_jsonl(context.artifacts / "pairs.jsonl", pairs)
         if not pairs:
             return []
         accepted = (

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ritornello.common.cache import file_lock
 from ritornello.common.chat import CachedClient, ChatClient, GenerationParams, TransformersClient
+from ritornello.common.jsonl import write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
-from ritornello.experiments.supercorrect.outcomes import keep_pairs, share
+from ritornello.experiments.supercorrect.outcomes import share
 from ritornello.methods.supercorrect.answers import answers_equal
 from ritornello.methods.supercorrect.baselines import (
     CHAIN_OF_THOUGHT,
@@ -27,11 +30,12 @@ from ritornello.methods.supercorrect.evaluation import judge_corrections
 from ritornello.methods.supercorrect.protocols import (
     LAYOUTS,
     MINERVA_MATH,
+    EvaluationProtocol,
     few_shot_protocol,
     native_protocol,
     pass_at_1,
 )
-from ritornello.methods.supercorrect.records import ErrorCase, MathProblem
+from ritornello.methods.supercorrect.records import DataSet, ErrorCase, MathProblem
 from ritornello.methods.supercorrect.solving import solve
 from ritornello.methods.supercorrect.teachers import (
     Inspector,
@@ -109,6 +113,12 @@ class LanguageModelStudy(Experiment):
     def params(self) -> GenerationParams:
         return GenerationParams(max_tokens=self.max_tokens)
 
+    def prepare(self) -> None:
+        """Fetches the problems; says early if there are too few to show as examples."""
+        training, test = (self.problems(split, self.limit) for split in ("train", "test"))
+        for source in _sources(test):
+            _few_shot(training, source)
+
     def measure(self, arm: Pipeline, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         training = self.problems("train", self.limit)
         collected, imitated = _divide(training, self.collect_from)
@@ -118,9 +128,9 @@ class LanguageModelStudy(Experiment):
         if arm.first_stage == "sft":
             trainer.hsft(plain_sft_rows(imitated), settings)
         elif arm.first_stage == "hsft":
-            journal = context.artifacts / "thoughts.jsonl"
-            data = build_hsft_dataset(imitated, *self.reviewers, journal=journal)
-            trainer.hsft(data.rows, settings)
+            thoughts = self._thoughts(imitated, context.scratch.parent)
+            write_jsonl(context.artifacts / "thoughts.jsonl", thoughts)
+            trainer.hsft(thoughts.rows, settings)
         model = trainer.model
         if arm.second_stage not in ("none", "reflexion"):
             model = self._second_stage(arm, trainer, collected, cell.seed, context)
@@ -129,13 +139,19 @@ class LanguageModelStudy(Experiment):
             TransformersClient(model.eval(), tokenizer), context.scratch / "answers.sqlite"
         )
         test = self.problems("test", self.limit)
-        begin = str(tokenizer.bos_token or "")
-        for source in dict.fromkeys(problem.source for problem in test):
+        for source in _sources(test):
             asked = [problem for problem in test if problem.source == source]
-            examples = [problem for problem in training if problem.source == source]
             yield from self._solving(arm, client, asked)
-            yield from self._protocols(client, asked, examples, begin)
+            few_shot = _few_shot(training, source, begin=str(tokenizer.bos_token or ""))
+            for name, protocol in (("native", native_protocol()), ("few_shot", few_shot)):
+                right = pass_at_1(client, asked, protocol, max_tokens=self.max_tokens)
+                yield share("pass_at_1", right, protocol=name, source=source)
         yield from self._correcting(arm, client, test)
+
+    def _thoughts(self, problems: Sequence[MathProblem], shared: Path) -> DataSet:
+        """Asked for once in a run: the teacher's thoughts depend on no arm and no seed."""
+        with file_lock(shared / "thoughts.lock"):
+            return build_hsft_dataset(problems, *self.reviewers, journal=shared / "thoughts.jsonl")
 
     def _second_stage(
         self,
@@ -148,7 +164,7 @@ class LanguageModelStudy(Experiment):
         student = TransformersClient(trainer.model.eval(), trainer.tokenizer)
         cases = collect_errors(student, problems, template=arm.template, params=self.params)
         pairs = self._pairs(arm, student, problems, cases, context)
-        keep_pairs(pairs, context)
+        write_jsonl(context.artifacts / "pairs.jsonl", pairs)
         if arm.second_stage == "teacher_sft":
             # checkpoints of its own: those of stage 1 are not to be continued
             folder = context.scratch / "imitation"
@@ -204,23 +220,6 @@ class LanguageModelStudy(Experiment):
         yield share("pass_at_1", first, protocol="instruction", source=source)
         yield share("verified_accuracy", final, source=source)
 
-    def _protocols(
-        self,
-        client: ChatClient,
-        problems: Sequence[MathProblem],
-        examples: Sequence[MathProblem],
-        begin: str,
-    ) -> Iterator[Measurement]:
-        """Pass@1 by the two protocols that do not know how the model was trained."""
-        source = problems[0].source
-        layout = LAYOUTS.get(source, MINERVA_MATH)
-        for name, protocol in (
-            ("native", native_protocol()),
-            ("few_shot", few_shot_protocol(examples, layout, begin=begin)),
-        ):
-            right = pass_at_1(client, problems, protocol, max_tokens=self.max_tokens)
-            yield share("pass_at_1", right, protocol=name, source=source)
-
     def _correcting(
         self, arm: Pipeline, client: ChatClient, test: Sequence[MathProblem]
     ) -> Iterator[Measurement]:
@@ -248,9 +247,20 @@ def _divide(
     """The first problems of every source for error collection, the others for stage 1."""
     collected: list[MathProblem] = []
     imitated: list[MathProblem] = []
-    for source in dict.fromkeys(problem.source for problem in problems):
+    for source in _sources(problems):
         own = [problem for problem in problems if problem.source == source]
         split = round(len(own) * collect_from)
         collected += own[:split]
         imitated += own[split:]
     return collected, imitated
+
+
+def _sources(problems: Sequence[MathProblem]) -> list[str]:
+    return list(dict.fromkeys(problem.source for problem in problems))
+
+
+def _few_shot(
+    training: Sequence[MathProblem], source: str, *, begin: str = ""
+) -> EvaluationProtocol:
+    examples = [problem for problem in training if problem.source == source]
+    return few_shot_protocol(examples, LAYOUTS.get(source, MINERVA_MATH), begin=begin)

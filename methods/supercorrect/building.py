@@ -6,7 +6,7 @@ inspector may object, at most `max_rounds` times (sec. 3.1 and 3.2).
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,13 @@ from typing import Any, Generic, TypeVar
 from ritornello.common.chat import ChatClient, GenerationParams, Journal
 from ritornello.common.errors import UserError
 from ritornello.methods.supercorrect.answers import answers_equal
-from ritornello.methods.supercorrect.records import ErrorCase, MathProblem, ReviewLog, State
+from ritornello.methods.supercorrect.records import (
+    DataSet,
+    ErrorCase,
+    MathProblem,
+    ReviewLog,
+    State,
+)
 from ritornello.methods.supercorrect.solving import read_solution
 from ritornello.methods.supercorrect.teachers import Inspector, TeacherClient
 from ritornello.methods.supercorrect.templates import (
@@ -24,6 +30,7 @@ from ritornello.methods.supercorrect.templates import (
     CorrectionTemplate,
     HierarchicalTemplate,
     SolutionTemplate,
+    TextPrompt,
     as_client_prompt,
 )
 from ritornello.methods.supercorrect.traces import Trace, trace_faults
@@ -34,32 +41,6 @@ Item = TypeVar("Item", MathProblem, ErrorCase)
 Parsed = TypeVar("Parsed")
 Judge = Callable[[str | None, str], bool]
 """judge(student answer, right answer)."""
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """Rows ready for training, and what became of the items that gave none.
-
-    Reads like a `datasets.Dataset`: `data[0]` is a row, `data["prompt"]` a column.
-
-    Args:
-        rows: plain dictionaries, in the order of the input.
-        dropped: reason -> count.
-        statistics: figures worth reporting (lengths, rounds).
-    """
-
-    rows: list[dict[str, Any]]
-    dropped: Counter[str] = field(default_factory=Counter)
-    statistics: dict[str, float] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows)
-
-    def __getitem__(self, which: int | str) -> Any:
-        return [row[which] for row in self.rows] if isinstance(which, str) else self.rows[which]
 
 
 @dataclass
@@ -310,7 +291,8 @@ def build_correction_pairs(
 
     Returns:
         Rows with `id`, `prompt`, `chosen`, `rejected`, `error_step` (1-based), `prefix_steps`,
-        `teacher` and `student`; what was dropped by reason; statistics of the completions' lengths.
+        `teacher` and `student`; what was dropped by reason; statistics of the completions' lengths;
+        the cases with both traces.
 
     Raises:
         ValueError: ids that are not unique.
@@ -329,7 +311,33 @@ def build_correction_pairs(
         max_rounds,
         journal,
     )
-    located: list[tuple[ErrorCase, Correction]] = []
+    located = _located(reviews, dropped)
+    prompts = [
+        as_client_prompt(template.prompt(case.problem, case.student_steps)) for case, _ in located
+    ]
+    answers = student.generate(prompts, params or GenerationParams(max_tokens=2048))
+    claims = [template.parse(answer.text) for answer in answers]
+    right = _rightly_corrected([case for case, _ in located], claims, inspector)
+    rows, kept = [], []
+    for place, (case, claim) in enumerate(located):
+        if place in right:
+            dropped["student_is_right"] += 1
+            continue
+        pair = template.pair(case.problem, case.student_steps, claim, claims[place])
+        row = _pair_row(case, *pair) | {"teacher": teacher.name, "student": student.model_id}
+        if row["chosen"].strip() == row["rejected"].strip():
+            dropped["identical"] += 1
+            continue
+        rows.append(row)
+        kept.append(replace(case, student_trace=answers[place].text))
+    return DataSet(rows, +dropped, _length_statistics(rows), kept)
+
+
+def _located(
+    reviews: Sequence[_Review[ErrorCase, Correction]], dropped: Counter[str]
+) -> list[tuple[ErrorCase, Correction]]:
+    """Cases whose first error the teacher names; the others are counted in `dropped`."""
+    located = []
     for review in reviews:
         claim = review.parsed
         if review.state != "ACCEPTED":
@@ -342,41 +350,34 @@ def build_correction_pairs(
             dropped["error_out_of_range"] += 1
         else:
             located.append((review.item.with_error(claim.step, review.text), claim))
-    prompts = [
-        as_client_prompt(template.prompt(case.problem, case.student_steps)) for case, _ in located
+    return located
+
+
+def _rightly_corrected(
+    cases: Sequence[ErrorCase], claims: Sequence[Correction | None], inspector: Inspector | None
+) -> set[int]:
+    """Places of the cases that the student corrects to the inspector's satisfaction."""
+    asked = [
+        (place, case, claim)
+        for place, (case, claim) in enumerate(zip(cases, claims, strict=True))
+        if claim is not None and claim.step == case.first_error
     ]
-    answers = student.generate(prompts, params or GenerationParams(max_tokens=2048))
-    rows = []
-    for (case, claim), completion in zip(located, answers, strict=True):
-        case = replace(case, student_trace=completion.text)
-        own = template.parse(completion.text)
-        if _is_right(case, own, inspector):
-            dropped["student_is_right"] += 1
-            continue
-        assert claim.step is not None  # others have been dropped above
-        prompt, chosen, rejected = template.pair(case.problem, case.student_steps, claim, own)
-        if chosen.strip() == rejected.strip():
-            dropped["identical"] += 1
-            continue
-        rows.append(
-            {
-                "id": case.id,
-                "prompt": prompt,
-                "chosen": chosen,
-                "rejected": rejected,
-                "error_step": claim.step,
-                "prefix_steps": list(case.student_steps[: claim.step - 1]),
-                "teacher": teacher.name,
-                "student": student.model_id,
-            }
-        )
-    return DataSet(rows, +dropped, _length_statistics(rows))
+    if inspector is None or not asked:
+        return set()
+    faults = inspector.correction_faults([case for _, case, _ in asked], [c for *_, c in asked])
+    return {place for (place, *_), fault in zip(asked, faults, strict=True) if fault is None}
 
 
-def _is_right(case: ErrorCase, own: Correction | None, inspector: Inspector | None) -> bool:
-    if own is None or own.step != case.first_error or inspector is None:
-        return False
-    return inspector.correction_faults([case], [own])[0] is None
+def _pair_row(case: ErrorCase, prompt: TextPrompt, chosen: str, rejected: str) -> dict[str, Any]:
+    assert case.first_error is not None  # the teacher has named it
+    return {
+        "id": case.id,
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "error_step": case.first_error,
+        "prefix_steps": list(case.student_steps[: case.first_error - 1]),
+    }
 
 
 def _length_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

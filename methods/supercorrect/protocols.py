@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ritornello.common.chat import ChatClient, GenerationParams
+from ritornello.common.errors import UserError
 from ritornello.methods.supercorrect.answers import answers_equal, extract_answer
 from ritornello.methods.supercorrect.records import MathProblem
 from ritornello.methods.supercorrect.solving import read_solution
@@ -102,10 +103,10 @@ def few_shot_protocol(
         begin: what every text begins with: the tokenizer's `bos_token`, if it has one.
 
     Raises:
-        ValueError: too few examples.
+        UserError: too few examples.
     """
     if len(examples) < layout.shots:
-        raise ValueError(f"examples must hold at least {layout.shots}, got {len(examples)}")
+        raise UserError(f"examples must hold at least {layout.shots}, got {len(examples)}")
     shown = "".join(
         layout.question.format(problem=example.problem)
         + layout.worked.format(solution=example.solution, answer=example.answer)

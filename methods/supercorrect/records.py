@@ -1,7 +1,9 @@
 """The rows that the stages hand to each other, and the log that lets a broken run go on."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from ritornello.common.chat import Journal
 
@@ -66,6 +68,34 @@ class ErrorCase:
                 f"got {place}"
             )
         return replace(self, first_error=place, teacher_trace=teacher_trace)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Rows ready for training, and what became of the items that gave none.
+
+    Reads like a `datasets.Dataset`: `data[0]` is a row, `data["prompt"]` a column.
+
+    Args:
+        rows: plain dictionaries, in the order of the input.
+        dropped: reason -> count.
+        statistics: figures worth reporting, of correction pairs the lengths of both sides.
+        cases: of correction pairs, the error cases behind the rows, with both traces.
+    """
+
+    rows: list[dict[str, Any]]
+    dropped: Counter[str] = field(default_factory=Counter)
+    statistics: dict[str, float] = field(default_factory=dict)
+    cases: list[ErrorCase] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, which: int | str) -> Any:
+        return [row[which] for row in self.rows] if isinstance(which, str) else self.rows[which]
 
 
 class ReviewLog:

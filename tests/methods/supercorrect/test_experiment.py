@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ritornello.common.chat import CapabilityError, GenerationParams, replicates
+from ritornello.common.errors import UserError
 from ritornello.common.jsonl import read_jsonl
 from ritornello.common.models.tiny import tiny_causal_lm
 from ritornello.common.reporting import Results
@@ -186,7 +187,9 @@ def test_the_language_model_pipeline_runs_from_problems_to_measurements(arm, tmp
     assert all(len(m.samples) == 6 for m in passed.values())
     assert measured["verified_accuracy"] == 0.0
     assert measured["wrong_solutions"] >= 0
-    assert (context.artifacts / "thoughts.jsonl").exists() == (arm.first_stage == "hsft")
+    thoughts = context.artifacts / "thoughts.jsonl"
+    assert thoughts.exists() == (arm.first_stage == "hsft")
+    assert not thoughts.exists() or len(read_jsonl(thoughts)) == 3
     if arm.second_stage == "reflexion":
         assert not (context.artifacts / "pairs.jsonl").exists()
     else:
@@ -206,6 +209,14 @@ def test_second_stages_on_corrections_start_from_hierarchical_thoughts(tmp_path)
     study, context = tiny_study(tmp_path)
     with pytest.raises(ValueError, match="must start from an HSFT model"):
         list(study.measure(Pipeline("none", "cross_dpo"), Cell("lm", "a", 0), context))
+
+
+def test_too_few_examples_are_told_before_anything_is_trained(tmp_path):
+    study, _ = tiny_study(tmp_path)
+    study.prepare()
+    study.limit = 3
+    with pytest.raises(UserError, match="examples must hold at least 4, got 3"):
+        study.prepare()
 
 
 def test_every_source_gives_problems_to_both_stages():

@@ -146,6 +146,9 @@ def test_pairs_hold_teacher_against_student_at_the_first_error(cases):
         claim = CORRECTION.parse(row["chosen"])
         assert right_correction(case, claim)
     assert data.statistics["chosen_longer"] == 1.0
+    assert [case.id for case in data.cases] == data["id"]
+    assert {case.student_trace for case in data.cases} == {"<OK>"}
+    assert [case.teacher_trace for case in data.cases] == data["chosen"]
     assert [r["completion"] for r in teacher_sft_rows(data.rows)] == [
         r["chosen"] for r in data.rows
     ]
@@ -158,9 +161,26 @@ def test_pairs_whose_student_is_right_or_whose_teacher_sees_no_error_are_dropped
     assert data.dropped == {"student_is_right": len(cases)}
     data = build_correction_pairs(cases, oracle, scripted(oracle_student), **WORDS)
     assert data.dropped == {"identical": len(cases)}
+    assert data.cases == []
     blind = LLMTeacher(scripted(lambda t: "<OK>"), correction=CORRECTION)
     data = build_correction_pairs(cases, blind, scripted(oracle_student), **WORDS)
     assert data.dropped == {"no_error_found": len(cases)}
+
+
+def test_an_inspector_is_asked_about_all_students_corrections_at_once(cases):
+    """A call for each would wait for an endpoint as often as there are pairs."""
+    sizes = []
+
+    class Content(ScriptedClient):
+        def generate(self, prompts, params, **options):
+            sizes.append(len(prompts))
+            return super().generate(prompts, params, **options)
+
+    inspector = LLMInspector(Content(lambda prompt, params: "OK"))
+    build_correction_pairs(
+        cases, OracleTeacher(SOLVER), scripted(oracle_student), inspector, **WORDS
+    )
+    assert sizes == [len(cases), len(cases)]  # the teacher's corrections, then the student's
 
 
 def test_collecting_keeps_exactly_the_wrong_answers(problems):
