@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Part, Plan, RunDirectory
+from ritornello.experiments.overrides import constructor_arguments
 
 PROFILES = ("smoke", "small", "paper")
 # What says how a run is done, not what is measured: not part of a run's identity.
@@ -340,16 +341,22 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
         sys.exit(_guarded(COMMANDS[arguments[0]], arguments[1:]))
-    asks_hydra = {a.partition("=")[0] for a in arguments} & HYDRA_QUESTIONS
-    status = 0 if asks_hydra else _guarded(_check, arguments)
+    status = _guarded(_prepare, arguments)
     if status:
         sys.exit(status)
     _hydra_main()
 
 
-def _check(arguments: list[str]) -> int:
+def _prepare(arguments: list[str]) -> int:
+    """Checks the command line and puts it into Hydra's words."""
+    words = {a.partition("=")[0] for a in arguments}
+    if words & {"--help", "-h"} and "experiment" not in words:
+        print(USAGE)
+        sys.exit(0)
+    asks = words & HYDRA_QUESTIONS
     check_arguments(arguments)
-    if not {"-m", "--multirun"} & set(arguments):
+    sys.argv[1:] = arguments = constructor_arguments(arguments)
+    if not asks and not words & {"-m", "--multirun"}:
         compose_config([a for a in arguments if "=" in a or a.startswith("~")])
     return 0
 
@@ -364,6 +371,7 @@ def compose_config(overrides: list[str]) -> DictConfig:
     from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
+    overrides = constructor_arguments(overrides)
     try:
         with initialize_config_module("ritornello.conf", version_base="1.3"):
             cfg = compose("reproduce", overrides)
@@ -447,6 +455,12 @@ HYDRA_QUESTIONS = {
     "--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c",
     "--shell-completion", "-sc",
 }  # fmt: skip
+USAGE = """ritornello experiment=<paper>/<profile> [key=value ...]   measure, judge, report
+ritornello -m experiment=<paper>/<profile> key=a,b        a sweep
+ritornello search experiment=... search.metric=... key='interval(0, 1)'
+ritornello list | record <paper> | report                 papers, recorded results, the page
+
+Keys of an experiment: ritornello experiment=<paper>/<profile> --cfg job"""
 COMMANDS = {"list": _list, "record": _record, "report": _report, "search": _search}
 
 if __name__ == "__main__":

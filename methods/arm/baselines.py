@@ -5,14 +5,14 @@ single-patch and random-order prediction are `ARMForPretraining(cluster_size=1)`
 `ARMForPretraining(order="random")`.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ritornello.methods.arm.mixer import Directions, scan_orders
-from ritornello.methods.arm.pretraining import PatchPredictor, PretrainingOutput
+from ritornello.methods.arm.pretraining import PatchPredictor, PretrainingOutput, Target
 
 
 class MAEForPretraining(PatchPredictor):
@@ -23,10 +23,10 @@ class MAEForPretraining(PatchPredictor):
     visible ones.
 
     Args:
-        *sizes: `image_size` .. `decoder_depth` of `PatchPredictor`.
+        image_size: as the other sizes, `target`, `channels`, `d_state`, `decoder_heads` and `taps`,
+            see `PatchPredictor`.
         mask_ratio: share of the patches that are hidden.
         directions: scan directions of the encoder.
-        **options: the other arguments of `PatchPredictor`, its sizes too.
 
     Raises:
         ValueError: sizes that do not divide, a mask that hides all or nothing.
@@ -34,12 +34,17 @@ class MAEForPretraining(PatchPredictor):
 
     def __init__(
         self,
-        *sizes: int,
-        mask_ratio: float = 0.75,
-        directions: Directions = "cross",
-        **options: Any,
-    ):
-        super().__init__(*sizes, directions=directions, **options)
+        image_size: int = 192, patch_size: int = 16, depth: int = 12, dim: int = 768,
+        decoder_dim: int = 512, decoder_depth: int = 4, *,
+        mask_ratio: float = 0.75, directions: Directions = "cross", target: Target = "pixels_norm",
+        channels: int = 3, d_state: int = 16,
+        decoder_heads: int | None = None, taps: Sequence[int] | None = None,
+    ):  # fmt: skip
+        super().__init__(
+            image_size, patch_size, depth, dim, decoder_dim, decoder_depth,
+            target=target, directions=directions,
+            channels=channels, d_state=d_state, decoder_heads=decoder_heads, taps=taps,
+        )  # fmt: skip
         self.directions: Directions = directions
         patches = self.patch_embed.grid[0] * self.patch_embed.grid[1]
         self.visible = round(patches * (1 - mask_ratio))

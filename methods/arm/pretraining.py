@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -199,7 +199,7 @@ class ARMForPretraining(PatchPredictor):
         image_size: as the other sizes and `target`, see `PatchPredictor`.
         cluster_size: patches per side of a cluster, the unit of prediction (4: 64 x 64 pixels).
         order: in which clusters are predicted; "random" draws an order at every call.
-        **options: `channels`, `d_state`, `decoder_heads` and `taps` of `PatchPredictor`.
+        channels: as `d_state`, `decoder_heads` and `taps`, see `PatchPredictor`.
 
     Raises:
         ValueError: sizes that do not divide, fewer than two clusters, unknown `order` or `target`.
@@ -212,11 +212,15 @@ class ARMForPretraining(PatchPredictor):
         self,
         image_size: int = 192, patch_size: int = 16, depth: int = 12, dim: int = 768,
         decoder_dim: int = 512, decoder_depth: int = 4,
-        cluster_size: int = 4, order: Order = "row", target: Target = "pixels_norm",
-        **options: Any,
+        cluster_size: int = 4, order: Order = "row", target: Target = "pixels_norm", *,
+        channels: int = 3, d_state: int = 16,
+        decoder_heads: int | None = None, taps: Sequence[int] | None = None,
     ):  # fmt: skip
-        sizes = image_size, patch_size, depth, dim, decoder_dim, decoder_depth
-        super().__init__(*sizes, target=target, directions="causal", **options)
+        super().__init__(
+            image_size, patch_size, depth, dim, decoder_dim, decoder_depth,
+            target=target, directions="causal",
+            channels=channels, d_state=d_state, decoder_heads=decoder_heads, taps=taps,
+        )  # fmt: skip
         self.cluster_size, self.order = cluster_size, order
         clusters = cluster_order(self.patch_embed.grid, cluster_size, order)
         self.register_buffer("fixed_order", clusters, persistent=False)

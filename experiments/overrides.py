@@ -1,0 +1,53 @@
+"""What a command line may override, beyond what Hydra lets it."""
+
+import inspect
+import re
+
+# An override of a value within a node: a.b.c=value.
+_DEEP = re.compile(r"\w+(\.\w+)+=")
+
+
+def constructor_arguments(arguments: list[str]) -> list[str]:
+    """Marks as additions the overrides that a node's constructor takes and its YAML leaves out.
+
+    Hydra asks for `+key=value` where a configuration does not show the key. Every argument of a
+    `_target_` can be overridden, shown or not.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    deep = [a for a in arguments if _DEEP.match(a)]
+    if not deep:
+        return arguments
+    rest = [a for a in arguments if a not in deep and not a.startswith("-") and "=" in a]
+    try:
+        with initialize_config_module("ritornello.conf", version_base="1.3"):
+            shown = compose("reproduce", [a for a in rest if not a.startswith("hydra")])
+    except (HydraException, OmegaConfBaseException):
+        return arguments  # told by the composition that follows
+
+    def hidden(argument: str) -> bool:
+        place, _, name = argument.partition("=")[0].rpartition(".")
+        try:
+            node = OmegaConf.select(shown, place)
+        except OmegaConfBaseException:
+            return False
+        return (
+            isinstance(node, DictConfig)
+            and name not in node
+            and "_target_" in node
+            and name in _parameters(node["_target_"])
+        )
+
+    return [f"+{a}" if a in deep and hidden(a) else a for a in arguments]
+
+
+def _parameters(target: str) -> set[str]:
+    from hydra.utils import get_object
+
+    try:
+        return set(inspect.signature(get_object(target)).parameters)
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return set()
