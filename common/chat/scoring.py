@@ -40,17 +40,24 @@ def score_requests(
         batch = ordered[start : start + size]
         start += size
         fresh = model.prefill([request.prompt_ids for request in batch], prefix)
-        yield from _score_batch(model, batch, fresh.cache, fresh.logits)
+        yield from _score_batch(model, batch, fresh.cache, fresh.logits, max_tokens)
 
 
 def _score_batch(
-    model: BatchModel, batch: Sequence[ScoreRequest], cache: RowCache, first: Tensor
+    model: BatchModel,
+    batch: Sequence[ScoreRequest],
+    cache: RowCache,
+    first: Tensor,
+    max_tokens: int,
 ) -> Iterator[tuple[int, ContinuationScores]]:
-    """Scores of prompts that lie in `cache`; the logits `first` (R, V) predict what follows."""
+    """Scores of prompts that lie in `cache`; the logits `first` (R, V) predict what follows.
+
+    Every option has its own copy of its prompt's cache: at most `max_tokens` columns at a time.
+    """
     options = [(place, ids) for place, request in enumerate(batch) for ids in request.continuations]
     results: list[list[tuple[tuple[float, ...], bool]]] = [[] for _ in batch]
     longest = max(len(ids) for _, ids in options)
-    size = max(1, _LOGIT_ROWS // longest)
+    size = max(1, min(_LOGIT_ROWS // longest, max_tokens // (cache.valid.shape[1] + longest)))
     for start in range(0, len(options), size):
         chunk = options[start : start + size]
         places = torch.tensor([place for place, _ in chunk], device=first.device)
