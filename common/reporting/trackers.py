@@ -57,7 +57,7 @@ class WandbTracker:
             id=run_id,
             resume="allow",
             name=f"{report.card.slug}/{report.profile}",
-            dir=str(directory),
+            dir=str(directory.resolve()),  # the service that writes may have another cwd
             config=dict(report.config),
             settings=wandb.Settings(
                 silent=True,
