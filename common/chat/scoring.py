@@ -30,17 +30,20 @@ class ScoreRequest:
 def score_requests(
     model: BatchModel, requests: Sequence[ScoreRequest], *, max_rows: int, max_tokens: int
 ) -> Iterator[tuple[int, ContinuationScores]]:
-    """Yields (request.index, scores), batch by batch, longest prompts first."""
+    """Yields (request.index, scores), batch by batch, longest prompts first.
+
+    Of the `max_tokens` that caches may hold, prompts take one half and their copies the other.
+    """
     ordered = sorted(requests, key=lambda request: -len(request.prompt_ids))
     prefix = model.prefix([request.prompt_ids for request in ordered])
     start = 0
     while start < len(ordered):
         width = len(ordered[start].prompt_ids)
-        size = max(1, min(max_rows, max_tokens // width))
+        size = max(1, min(max_rows, max_tokens // 2 // width))
         batch = ordered[start : start + size]
         start += size
         fresh = model.prefill([request.prompt_ids for request in batch], prefix)
-        yield from _score_batch(model, batch, fresh.cache, fresh.logits, max_tokens)
+        yield from _score_batch(model, batch, fresh.cache, fresh.logits, max_tokens // 2)
 
 
 def _score_batch(
