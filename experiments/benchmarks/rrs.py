@@ -56,7 +56,7 @@ def _layer(
         ours=lambda: rrs_linear(x, stored, scale),
         peer=lambda: _simulated(x, weight),
         peer_name="simulation",
-        agree=lambda a, b: torch.testing.assert_close(a, b, rtol=1e-3, atol=0.1),
+        agree=_same_tokens,
     )
 
 
@@ -104,6 +104,12 @@ def _pass_by_pass(x: Tensor) -> Tensor:
     step = smoothed.abs().amax(dim=-1, keepdim=True) / 7
     step = torch.where(step == 0, torch.ones_like(step), step)
     return torch.clamp(torch.round(smoothed / step), -8, 7).to(torch.int8)
+
+
+def _same_tokens(ours: Tensor, peer: Tensor) -> None:
+    # A tie that falls to the other side moves a whole token: one in 1,000 may.
+    far = (ours - peer).abs() > 0.1 + 1e-3 * peer.abs()
+    assert far.any(-1).float().mean() <= 1e-3, f"{int(far.any(-1).sum())} tokens differ"
 
 
 def _same_values(ours: tuple[Tensor, Tensor, Tensor], peer: Tensor) -> None:
