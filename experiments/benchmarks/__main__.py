@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -53,11 +54,14 @@ def main() -> int:
     console = Console()
     broken = False
     for suite in options.names or suites():
+        timings: list[Timing] = []
         try:
-            timings = list(_measure(suite, console))
-        except UserError as error:
+            for timing in _measure(suite, console):
+                timings.append(timing)
+        except UserError as error:  # a peer that is not installed; what was timed before it counts
             console.print(f"{suite}: left out: {error}", style="yellow", markup=False)
-            continue
+            if not timings:
+                continue
         except Exception:
             broken = True
             console.print(f"{suite}: {traceback.format_exc()}", style="red", markup=False)
@@ -73,7 +77,7 @@ def main() -> int:
     return int(broken)
 
 
-def _measure(suite: str, console: Console):
+def _measure(suite: str, console: Console) -> Iterator[Timing]:
     module = importlib.import_module(f"ritornello.experiments.benchmarks.{suite}")
     for benchmark in module.benchmarks():
         timing = time_pair(benchmark)
