@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def main() -> int:
     console = Console()
     broken = False
     for suite in options.names or suites():
+        load_before = os.getloadavg()[0]
         timings: list[Timing] = []
         try:
             for timing in _measure(suite, console):
@@ -70,6 +72,7 @@ def main() -> int:
         content[suite] = {
             "environment": environment(),
             "code": revision(),
+            "load_before": round(load_before, 1),
             "timings": [asdict(t) for t in timings],
         }
         write_atomically(kept, json.dumps(content, indent=1, sort_keys=True))
@@ -132,10 +135,12 @@ def _record(kept: Path) -> int:
         "",
         "The peer's time over ours, both timed in turn in one process with one thread; the bracket "
         "holds the quartiles. Written by `make record-bench` after `make bench`. A target that was "
-        "missed is marked.",
+        "missed is marked. Other work on the machine (a load above 1) spoils timings.",
     ]
     for suite, entry in content.items():
-        lines += ["", f"## {suite}", "", f"On {entry['environment']['processor']}.", ""]
+        load = entry.get("load_before", "not noted")
+        where = f"On {entry['environment']['processor']}; load of the machine before: {load}."
+        lines += ["", f"## {suite}", "", where, ""]
         lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
         for t in (Timing(**t) for t in entry["timings"]):
             what, *cells = (c.replace("|", "\\|") for c in _cells(t))
