@@ -138,8 +138,8 @@ def _record(kept: Path) -> int:
         "missed is marked. Other work on the machine (a load above 1) spoils timings.",
     ]
     for suite, entry in content.items():
-        load = entry.get("load_before", "not noted")
-        where = f"On {entry['environment']['processor']}; load of the machine before: {load}."
+        before = entry.get("load_before", "not noted")
+        where = f"On {entry['environment']['processor']}; load of the machine before: {before}."
         lines += ["", f"## {suite}", "", where, ""]
         lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
         for t in (Timing(**t) for t in entry["timings"]):
