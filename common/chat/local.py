@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ritornello.common.chat.continuations import encode_continuations
-from ritornello.common.chat.packing import PackedWeights, packing_helps
+from ritornello.common.chat.packing import PackedWeights
 from ritornello.common.chat.protocol import (
     Completion,
     ContextLengthError,
@@ -77,7 +77,7 @@ class TransformersClient:
         self.max_batch_tokens = max_batch_tokens
         self._model_id = model_id
         self._context = _context_length(model.config.get_text_config())
-        self._packed = PackedWeights(model) if pack_weights and packing_helps(model) else None
+        self._packed = PackedWeights(model) if pack_weights else None
         kinds = {"raw_text", "prefill", "seed", "logprobs", "scores"}
         self.capabilities = frozenset(kinds | ({"messages"} if tokenizer.chat_template else set()))
 

@@ -1,14 +1,14 @@
 """Linear layers with weights laid out once for skinny matrices: what decoding on a CPU needs.
 
-`F.linear` lays the whole weight out anew in every call, which for the few rows of a decoding step
-costs as much as the product. With the layout kept, a step of 8 to 32 rows takes about half.
+With the layout kept, a step of 8 to 32 rows takes about half.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
+
+from ritornello.common.kernels.packed_linear import can_pack, pack_weight, packed_linear
 
 _TYPICAL_ROWS = 16
 
@@ -31,9 +31,7 @@ class PackedWeights:
         try:
             for layer in self._layers:
                 weight = layer.weight
-                # only plain dense weights: subclasses (quantised, sharded) multiply themselves
-                plain = type(weight.data) is Tensor and "forward" not in layer.__dict__
-                if not plain or weight.device.type != "cpu" or weight.dtype != torch.float32:
+                if "forward" in layer.__dict__ or not can_pack(weight):
                     continue
                 layer.forward = _PackedForward(self._packed_weight(layer), layer.bias)
                 changed.append(layer)
@@ -47,7 +45,7 @@ class PackedWeights:
         version = (weight.data_ptr(), weight._version)
         known = self._packed.get(id(layer))
         if known is None or known[0] != version:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+            packed = pack_weight(weight, _TYPICAL_ROWS)
             self._packed[id(layer)] = known = (version, packed)
         return known[1]
 
@@ -60,14 +58,4 @@ class _PackedForward:
         self._bias = None if bias is None else bias.detach()
 
     def __call__(self, input: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(input, self._weight, self._bias, "none", [], "")
-
-
-def packing_helps(model: nn.Module) -> bool:
-    """Whether the model is dense fp32 on a CPU whose torch has oneDNN."""
-    weight = next(model.parameters())
-    return (
-        torch.backends.mkldnn.is_available()
-        and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-    )
+        return packed_linear(input, self._weight, self._bias)

@@ -151,6 +151,14 @@ def _check(part: LayerParts, number: int) -> None:
         )
 
 
+def normalise(norm: nn.Module, x: Tensor) -> Tensor:
+    """norm(x); an RMS norm in fp32 by torch's fused kernel, in a quarter of the time."""
+    epsilon, weight = getattr(norm, "variance_epsilon", None), getattr(norm, "weight", None)
+    if epsilon is None or weight is None or not x.dtype == weight.dtype == torch.float32:
+        return norm(x)
+    return nn.functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
 def rotate(states: Tensor, rotary: Rotary | None) -> Tensor:
     """Rotary position embedding of (batch, heads, tokens, d); OPT has none."""
     if rotary is None:

@@ -10,7 +10,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ritornello.methods.probe_pruning import scores
-from ritornello.methods.probe_pruning.architecture import LayerParts, Rotary, attend, rotate
+from ritornello.methods.probe_pruning.architecture import (
+    LayerParts,
+    Rotary,
+    attend,
+    normalise,
+    rotate,
+)
 from ritornello.methods.probe_pruning.baselines import compensating_bias
 from ritornello.methods.probe_pruning.config import ProbePruningConfig
 from ritornello.methods.probe_pruning.history import BlockHistory, fuse_states, mean_squares
@@ -41,7 +47,7 @@ class Block:
 
     def normalise(self, residual: Float[Tensor, "B S D"]) -> Float[Tensor, "B S D"]:
         """h: the block's input; the residual itself in layers that normalise afterwards."""
-        return residual if self.norm is None else self.norm(residual)
+        return residual if self.norm is None else normalise(self.norm, residual)
 
     @property
     def past(self) -> BlockHistory:

@@ -5,6 +5,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.common.kernels.gather_gemm import gather_combine, gather_linear
+from ritornello.common.kernels.packed_linear import (
+    can_pack,
+    can_use_packed,
+    pack_weight,
+    packed_linear,
+)
 
 
 def store_by_columns(linear: nn.Linear) -> None:
@@ -24,12 +30,24 @@ def weight_identity(weight: Tensor) -> tuple:
 
 
 class _ChosenWeight:
-    """Copies of the chosen rows, made again only when the choice or the weight changes."""
+    """The chosen rows of a weight, copied and laid out again only when choice or weight change."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, transposed: bool) -> None:
+        self._transposed = transposed  # rows hold inputs, not outputs
         self._held: tuple[tuple, Tensor, Tensor] | None = None
+        self._packed: Tensor | None = None
 
-    def take(self, weight: Tensor, index: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + b on the CPU, of the chosen outputs (inputs, where transposed)."""
+        chosen = self._take(weight, index)
+        chosen = chosen.t() if self._transposed else chosen
+        if not (can_pack(chosen) and can_use_packed(x)):
+            return F.linear(x, chosen, bias)
+        if self._packed is None:
+            self._packed = pack_weight(chosen, x[..., 0].numel())
+        return packed_linear(x, self._packed, bias)
+
+    def _take(self, weight: Tensor, index: Tensor) -> Tensor:
         identity, copy = weight_identity(weight), None
         if self._held is not None and self._held[0] == identity:
             _, known, copy = self._held
@@ -40,7 +58,7 @@ class _ChosenWeight:
             if copy is None or len(copy) != len(index):
                 copy = weight.new_empty(len(index), weight.shape[1], requires_grad=False)
             torch.index_select(weight.detach(), 0, index, out=copy)
-        self._held = identity, index, copy
+        self._held, self._packed = (identity, index, copy), None
         return copy
 
 
@@ -49,7 +67,7 @@ class KeptRows:
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
-        self._chosen = _ChosenWeight()
+        self._chosen = _ChosenWeight(transposed=False)
 
     def __call__(self, x: Tensor, index: Tensor) -> Tensor:
         weight = self.linear.weight
@@ -58,7 +76,7 @@ class KeptRows:
         if x.is_cuda:
             out = gather_linear(x.to(weight.dtype), weight.detach(), index)
             return out if bias is None else out.add_(bias)
-        return F.linear(x, self._chosen.take(weight, index), bias)
+        return self._chosen.linear(x, weight, index, bias)
 
 
 class KeptColumns:
@@ -66,12 +84,12 @@ class KeptColumns:
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
-        self._chosen = _ChosenWeight()
+        self._chosen = _ChosenWeight(transposed=True)
 
     def __call__(self, x: Tensor, index: Tensor) -> Tensor:
         columns, bias = self.linear.weight.t(), self.linear.bias
+        bias = None if bias is None else bias.detach()
         if x.is_cuda:
             out = gather_combine(x.to(columns.dtype), columns.detach(), index)
-        else:
-            out = x @ self._chosen.take(columns, index)
-        return out if bias is None else out.add_(bias.detach())
+            return out if bias is None else out.add_(bias)
+        return self._chosen.linear(x, columns, index, bias)
