@@ -22,42 +22,39 @@ READOUT = ("readout", "lm_head")
 
 @dataclass(frozen=True)
 class FPFormat:
-    """A floating-point format of up to 16 bits without codes for infinity and NaN.
+    """A floating-point format without codes for infinity and NaN: the authors' simulation.
 
     Args:
         exponent_bits: E.
         mantissa_bits: M.
 
-    E4M3 reaches 240 and E5M2 57344, as in the authors' simulation; the hardware's e4m3fn gives
-    one exponent code to finite values and reaches 448: see `round_e4m3fn`.
+    E4M3 reaches 240 and E5M2 57344; the hardware's e4m3fn gives one exponent code to finite
+    values and reaches 448: see `round_e4m3fn`.
     """
 
     exponent_bits: int
     mantissa_bits: int
 
     @property
-    def bias(self) -> int:
-        """Of the exponent."""
-        return 2 ** (self.exponent_bits - 1) - 1
-
-    @property
     def max(self) -> float:
         """Largest value; larger ones saturate."""
-        return 2.0**self.bias * (2 - 2.0**-self.mantissa_bits)
+        return 2.0 ** (2 ** (self.exponent_bits - 1) - 1) * (2 - 2.0**-self.mantissa_bits)
 
     @property
-    def min_normal(self) -> float:
-        """Smallest normal value; below it the spacing is constant."""
-        return 2.0 ** (1 - self.bias)
+    def min_exponent(self) -> int:
+        """Of the lowest binade, below which the spacing is constant: one lower than in IEEE 754."""
+        return 1 - 2 ** (self.exponent_bits - 1)
 
     def quantize(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The nearest values of the format, ties to even, in the dtype of `x`."""
-        clipped = x.clamp(-self.max, self.max)
+        """The nearest values of the format, ties towards zero, in the dtype of `x`."""
+        magnitude = x.abs().clamp(max=self.max)
         # frexp: |x| = m 2^e with m in [1/2, 1); values in a binade are 2^(e - 1 - M) apart.
-        _, exponent = torch.frexp(clipped)
-        exponent = exponent.clamp_min(2 - self.bias) - 1 - self.mantissa_bits
+        _, exponent = torch.frexp(magnitude)
+        exponent = (exponent - 1).clamp_min(self.min_exponent) - self.mantissa_bits
         step = torch.ldexp(torch.ones_like(x), exponent)
-        return torch.round(clipped / step) * step
+        steps = magnitude / step
+        below = steps.floor()
+        return torch.copysign((below + (steps - below > 0.5)) * step, x)
 
 
 E4M3 = FPFormat(4, 3)

@@ -26,7 +26,7 @@ def lr_scale(
     Adam, and SGD beside an unconstrained readout: fan_in^-1/2 for weights, 1 for the rest. SGD
     with `readout_constraint="to_output_scale"`: fan_in^1/2 for weights, numel for biases and norms.
     All times depth^-1/2 inside a residual stack. fan_in is the product of all axes but the first,
-    so that an embedding (vocabulary, dim) has dim.
+    so that an embedding (vocabulary, dim) has dim; of a single axis, its length.
     """
     if readout_constraint not in (None, "to_output_scale"):
         raise ValueError(
@@ -39,7 +39,7 @@ def lr_scale(
     scale = 1.0 if depth is None else depth**-0.5
     match parameter.mup_type:
         case "weight":
-            fan_in = parameter[0].numel()
+            fan_in = (parameter if parameter.dim() < 2 else parameter[0]).numel()
             return scale * fan_in ** (0.5 if constrained else -0.5)
         case "bias" | "norm":
             return scale * (parameter.numel() if constrained else 1)
@@ -66,7 +66,6 @@ def param_groups(
     params: Parameters,
     lr: float | Tensor,
     weight_decay: float = 0.0,
-    *,
     optimizer: Optimizer = "adamw",
     readout_constraint: Literal["to_output_scale"] | None = None,
     independent_weight_decay: bool = True,

@@ -6,7 +6,7 @@ optimisers accept it.
 
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -109,3 +109,17 @@ class MupModule(nn.Module):
             if is_tagged(old) and new is not None and not is_tagged(new):
                 _tag(new, *_tags(old)[:2])
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickles between processes take parameters apart by torch's own rule, which drops the tags.
+        named = self._parameters.items()
+        own = {name: _tags(p)[:2] for name, p in named if p is not None and is_tagged(p)}
+        return self.__dict__ | {"_parameter_tags": own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = state.pop("_parameter_tags", {})
+        super().__setstate__(state)
+        for name, tags in own.items():
+            parameter = self._parameters[name]
+            if parameter is not None and not is_tagged(parameter):
+                _tag(parameter, *tags)

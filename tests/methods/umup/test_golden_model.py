@@ -139,3 +139,12 @@ def test_rounding_equals_the_table(name, rounding):
     assert (rounding(x).signbit() == expected.signbit()).all()
     assert RULES["fp8"]["E4M3_max"] == E4M3.max
     assert RULES["fp8"]["E5M2_max"] == E5M2.max
+
+
+def test_the_library_format_has_one_binade_more_below_and_rounds_ties_towards_zero():
+    """2^-10 is E4M3's smallest value there (hardware: 2^-9); 1.1875 lies between 1.125 and 1.25."""
+    x = torch.tensor([2**-10, 1.5 * 2**-10, 1.1875, -1.1875, 1.0625, 2**-11, 1e9, float("nan")])
+    expected = torch.tensor([2**-10, 2**-10, 1.125, -1.125, 1.0, 0.0, 240.0, float("nan")])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        found = E4M3.quantize(x.to(dtype))
+        torch.testing.assert_close(found, expected.to(dtype), rtol=0, atol=0, equal_nan=True)

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -38,11 +39,12 @@ def small() -> nn.Sequential:
         copy.deepcopy,
         lambda m: copy.deepcopy(copy.deepcopy(m)),
         lambda m: pickle.loads(pickle.dumps(m)),
+        lambda m: pickle.loads(ForkingPickler.dumps(m)),
         lambda m: m.to(torch.float64),
         lambda m: m.to("meta").to_empty(device="cpu"),
         lambda m: (m.load_state_dict(m.state_dict(), assign=True), m)[1],
     ],
-    ids=["deepcopy", "deepcopy_twice", "pickle", "dtype", "to_empty", "assign"],
+    ids=["deepcopy", "deepcopy_twice", "pickle", "process", "dtype", "to_empty", "assign"],
 )
 def test_tags_survive(carry):
     model = small()
@@ -66,6 +68,11 @@ def test_deepcopy_keeps_shared_parameters_shared():
     second.weight = first.weight
     a, b = copy.deepcopy(nn.Sequential(first, second))
     assert a.weight is b.weight
+
+
+def test_a_weight_of_one_axis_has_its_length_as_fan_in():
+    (group,) = param_groups([Parameter(torch.ones(16), "weight")], 1.0, 0.0, "adam")
+    assert group["lr"] == pytest.approx(0.25)
 
 
 def test_groups_hold_every_parameter_once_and_keep_the_decay_product():

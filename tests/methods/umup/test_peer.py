@@ -5,8 +5,10 @@ import torch
 
 from ritornello.methods.umup import AdamW, DecoderConfig, DecoderLM
 from ritornello.methods.umup import functional as U
+from ritornello.methods.umup.fp8 import FPFormat
 
 uu = pytest.importorskip("unit_scaling", reason="needs the package unit-scaling (extra bench)")
+unit_formats = pytest.importorskip("unit_scaling.formats")
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -43,6 +45,14 @@ def test_operators_equal_the_library(name):
     found = torch.autograd.grad(out, inputs, upstream)
     for our, their in zip(found, torch.autograd.grad(expected, inputs, upstream), strict=True):
         torch.testing.assert_close(our, their, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bits", [(4, 3), (5, 2), (3, 2), (5, 10)])
+def test_rounding_equals_the_library(bits):
+    x = torch.randn(2000, generator=torch.Generator().manual_seed(0))
+    x = x * torch.exp2(torch.arange(2000) % 40 - 20.0)
+    expected = unit_formats.FPFormat(*bits, rounding="nearest").quantise(x.clone())
+    torch.testing.assert_close(FPFormat(*bits).quantize(x), expected, rtol=0, atol=0)
 
 
 def test_ten_training_steps_equal_the_library_s():
