@@ -11,21 +11,21 @@ from typing import Literal
 
 Compat = Literal["default", "qwen"]
 
-# The unit words of that parser (mostly from MathQA), alphabetically; a dot there is any character.
+# The unit words of that parser (mostly from MathQA), in the order in which it removes them, which
+# matters where several stand together; a dot there is any character.
 _UNIT_WORDS = (  # noqa: SIM905
-    "a,a .,a . m,ab,acre,am,apple,are,b .,bc,by,c,c .,cc,cm,cm 2,coin,cu . m,cu cm,cube,"
-    "cubic,d,d .,day,decrease,deg,degree,dm,e .,east,excess,f .,feet,ft,g,g .,gain,gal,"
-    "gallon,gm,h,h .,hectare,hour,hr,inch,inches,increase,kg,km,kmh,kmph,l,lb,less,liter,"
-    "litre,loss,lt,m,m east,m sqaure,man,mark,men,meter,metre,mile,min,minute,minw,mm,monkey,"
-    "month,more,mp,mph,mt,mtr,no change,noon,number,o,ohm,p . m,per,percent,pi sq m,pie,pm,"
-    "prime,profit,profit of rs,pure,q .,ratio,rd,rise,rounds,rs,rs .,rupee,s,s .,sec,second,"
-    "soldier,sq,sq . m,sq inch,sq m,square,st,Surface,t,th,tile,toy,unit,v â € ™,way,west,"
-    "woman,women,yard,year,yr,° f,π r 2,∏ cm ³"
+    "east,degree,mph,kmph,ft,m sqaure, m east,sq m,deg,mile,q .,monkey,prime,ratio,"
+    "profit of rs,rd,o,gm,p . m,lb,tile,per,dm,lt,gain,ab,way,west,a .,b .,c .,d .,e .,f .,"
+    "g .,h .,t,a,h,no change,men,soldier,pie,bc,excess,st,inches,noon,percent,by,gal,kmh,c,"
+    "acre,rise,a . m,th,π r 2,sq,mark,l,toy,coin,sq . m,gallon,° f,profit,minw,yr,women,feet,"
+    "am,pm,hr,cu cm,square,v â € ™,are,rupee,rounds,cubic,cc,mtr,s,ohm,number,kmph,day,hour,"
+    "minute,min,second,man,woman,sec,cube,mt,sq inch,mp,∏ cm ³,hectare,more,sec,unit,cu . m,"
+    "cm 2,rs .,rs,kg,g,month,km,m,cm,mm,apple,liter,loss,yard,pure,year,increase,decrease,d,"
+    "less,Surface,litre,pi sq m,s .,metre,meter,inch"
 ).split(",")
 _UNITS = [
     (words.split(".")[0], re.compile(rf"(^|\W){words}($|\W)"))
-    for base in sorted(_UNIT_WORDS, key=len, reverse=True)
-    for words in (base, f"{base}s")
+    for words in (*_UNIT_WORDS, *(f"{base}s" for base in _UNIT_WORDS))
 ]
 _UNIT_NAMES = {unit for base in _UNIT_WORDS for unit in (base, f"{base}s")} | {"dollars", "cents"}
 
@@ -42,22 +42,80 @@ _SCALES = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 
 
 def word_number(text: str) -> str:
-    """ "twenty-one" -> "21"; words that are no number are passed over, as the parser does."""
-    words = text.replace("-", " ").lower().split()
-    known = [
-        word for word in words if word in _NUMBER_WORDS or word in _SCALES or word == "hundred"
-    ]
-    if not known or len([w for w in known if w in _SCALES]) != len({*known} & {*_SCALES}):
+    """ "twenty-one" -> "21", "twelve apples" -> "12"; text that is not one number stays."""
+    words = [word for word in text.replace("-", " ").lower().split() if word != "and"]
+    while words and words[-1] in _UNIT_NAMES:
+        words.pop()
+    whole, _, decimals = " ".join(words).partition(" point ")
+    value = _spoken_integer(whole.split())
+    digits = [_NUMBER_WORDS.get(word, 10) for word in decimals.split()]
+    if value is None or any(digit > 9 for digit in digits):
         return text
-    total = current = 0
-    for word in known:
-        if word == "hundred":
-            current = max(current, 1) * 100
-        elif word in _SCALES:
-            total, current = total + max(current, 1) * _SCALES[word], 0
+    return f"{value}.{''.join(map(str, digits))}" if digits else str(value)
+
+
+def _spoken_integer(words: list[str]) -> int | None:
+    """The integer that the words name, or None where they name none or several."""
+    if words == ["zero"]:
+        return 0
+    total, group, scale = 0, 0, max(_SCALES.values()) + 1
+    for word in words:
+        value = _NUMBER_WORDS.get(word, 0)
+        ends_tens = 0 < value < 10 and group % 100 >= 20 and group % 10 == 0
+        if value and (group % 100 == 0 or ends_tens):
+            group += value
+        elif word == "hundred" and group < 100:
+            group = max(group, 1) * 100
+        elif _SCALES.get(word, scale) < scale:
+            scale = _SCALES[word]
+            total, group = total + max(group, 1) * scale, 0
         else:
-            current += _NUMBER_WORDS[word]
-    return str(total + current)
+            return None
+    return total + group or None
+
+
+def _published_word_number(text: str) -> str:
+    """The word reader of the published parser: words that are no number are passed over.
+
+    Its oddities are kept: each group of words before a scale is read by its length alone ("hundred
+    five" is 500), and a last scale can be counted twice ("one million two hundred thousand").
+    """
+    if text.isdigit():
+        return str(int(text)) if len(text) < 4_300 and text.isdecimal() else text
+    known = {**_NUMBER_WORDS, "hundred": 100, **_SCALES, "point": 0}
+    words = [word for word in text.replace("-", " ").lower().split() if word in known]
+    if not words or any(words.count(word) > 1 for word in (*_SCALES, "point")):
+        return text
+    point = words.index("point") if "point" in words else len(words)
+    whole, decimals = words[:point], words[point + 1 :]
+    scales = [scale for scale in ("billion", "million", "thousand") if scale in whole]
+    places = [whole.index(scale) for scale in scales]
+    if places != sorted(places):
+        return text
+    starts = [0, *(place + 1 for place in places)]
+    groups = [whole[start:place] for start, place in zip(starts, places, strict=False)]
+    factors = [_SCALES[scale] for scale in scales]
+    after = [place + 1 for place in places if place + 1 < len(whole)]
+    if len(whole) == 1:
+        groups, factors = [whole], [1]
+    elif after or not places:
+        groups, factors = [*groups, whole[after[-1] if after else 0 :]], [*factors, 1]
+    if not all(groups) and whole:
+        return text
+    total = sum(
+        _published_group([known[word] for word in group]) * factor
+        for group, factor in zip(groups, factors, strict=True)
+        if group
+    )
+    if decimals and all(_NUMBER_WORDS.get(word, 10) < 10 for word in decimals):
+        return str(total + float("0." + "".join(str(known[word]) for word in decimals)))
+    return str(total)
+
+
+def _published_group(values: list[int]) -> int:
+    if len(values) in (3, 4) or (len(values) == 2 and 100 in values):
+        return values[0] * values[1] + sum(values[2:])
+    return sum(values) if len(values) == 2 else values[0]
 
 
 def brace_fractions(text: str) -> str:
@@ -78,7 +136,7 @@ def slash_to_fraction(text: str) -> str:
     parts = text.split("/")
     if len(parts) != 2:
         return text
-    plain = all("sqrt" in part or re.fullmatch(r"0|-?[1-9]\d*", part) for part in parts)
+    plain = all("sqrt" in part or re.fullmatch(r"0|-?[1-9][0-9]*", part) for part in parts)
     return "\\frac{{{}}}{{{}}}".format(*parts) if plain else text
 
 
@@ -96,11 +154,7 @@ def _drop_trailing_text(text: str) -> str:
 
 def _drop_trailing_unit(text: str) -> str:
     """ "5 cm" and "12 red apples" -> the number; a lone letter goes only if it is a unit."""
-    match = re.fullmatch(
-        r"(.*[\d}])\s*(?:\\(?:text|mbox|mathrm|textbf)\s*\{)?\s*"
-        r"((?:[A-Za-z]+[\s.]*)+)(?:\^\{?\d\}?)?\}?(?:\^\{?\d\}?)?",
-        text,
-    )
+    match = re.fullmatch(r"(.*[\d}])(?:\\,)?\s*((?:[A-Za-z]+[\s.]*)+)(?:\^\{?\d\}?)?", text)
     if match is None or re.search(r"\\[A-Za-z]*$", match[1]):
         return text
     words = match[2].replace(".", " ").split()
@@ -189,6 +243,16 @@ def _unwrap_text(text: str) -> str:
     return re.sub(r"\\text\{(.*?)\}", r"\1", text)
 
 
+def _unwrap_fonts(text: str) -> str:
+    return re.sub(r"\\(?:text|mbox|(?:text|math)(?:bf|rm|it))\s*\{(.*?)\}", r"\1", text)
+
+
+def _drop_spaces(text: str) -> str:
+    r"""All but the one that ends a command: `\pi r` (`\frac a b` is braced afterwards)."""
+    kept = r"(\\(?!frac)[A-Za-z]+)\s+(?=[A-Za-z])"
+    return re.sub(rf"{kept}|\s", lambda match: f"{match[1]} " if match[1] else "", text)
+
+
 def _braced_roots(text: str) -> str:
     return re.sub(r"\\sqrt(\w+)", r"\\sqrt{\1}", text)
 
@@ -203,19 +267,14 @@ _OPENING = (
 _SIGNS = _replace(
     ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("$", ""), ("\\(", ""), ("\\)", "")
 )
-_CLOSING = (
-    _braced_roots,
-    lambda text: text.replace(" ", ""),
-    brace_fractions,
-    slash_to_fraction,
-)
+_FRACTIONS = (brace_fractions, slash_to_fraction)
 _RULES: dict[Compat, tuple[Callable[[str], str], ...]] = {
     "qwen": (
         *_OPENING,
         _drop_trailing_text,
         _drop_units_anywhere,
         _SIGNS,
-        lambda text: str(int(text)) if text.isdecimal() else word_number(text),
+        _published_word_number,
         _unwrap_text,
         _SYMBOLS,
         _infinity,
@@ -225,14 +284,16 @@ _RULES: dict[Compat, tuple[Callable[[str], str], ...]] = {
         _drop_decimal_zeros_of_integers,
         _leading_zero,
         _drop_short_left_side,
-        *_CLOSING,
+        _braced_roots,
+        lambda text: text.replace(" ", ""),
+        *_FRACTIONS,
     ),
     "default": (
         *_OPENING,
         _SIGNS,
-        _replace(("°", ""), ("\\;", " "), ("~", " ")),
+        _replace(("°", ""), ("\\;", " "), ("~", " "), ("\\varnothing", "\\emptyset")),
+        _unwrap_fonts,
         _drop_trailing_unit,
-        _unwrap_text,
         _SYMBOLS,
         str.strip,
         lambda text: text if re.search(r"[\\\d]", text) else word_number(text),
@@ -241,7 +302,9 @@ _RULES: dict[Compat, tuple[Callable[[str], str], ...]] = {
         _drop_decimal_zeros,
         _leading_zero,
         _drop_variable_name,
-        *_CLOSING,
+        _braced_roots,
+        _drop_spaces,
+        *_FRACTIONS,
     ),
 }
 

@@ -6,13 +6,13 @@ strings, then of numbers, tuples, intervals, sets and matrices, then of expressi
 
 import re
 from functools import lru_cache
+from itertools import accumulate
 
 from ritornello.methods.supercorrect.answer_normal_form import Compat, normalize_answer
 from ritornello.methods.supercorrect.expressions import expressions_equal
 from ritornello.methods.supercorrect.traces import parse_trace
 
 _PHRASES = ("he answer is", "final answer is")
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def boxed_content(text: str) -> str | None:
@@ -94,14 +94,19 @@ def _equal(a: str, b: str) -> bool:
 
 
 def _edges(text: str) -> str:
-    return text[0] + text[-1] if _BRACKETS.get(text[0], _BRACKETS["("]) and text[0] in "([{" else ""
+    """The brackets around the whole text; none around "(1,2),(3,4)"."""
+    depths = list(accumulate((c in "([{") - (c in ")]}") for c in text))
+    return (
+        text[0] + text[-1]
+        if depths[0] == 1 and 0 in depths and depths.index(0) == len(text) - 1
+        else ""
+    )
 
 
 def _items(text: str) -> list[str] | None:
     """Members of a tuple, interval, set or bare list; None for a single expression."""
-    inner = text
-    if text[0] in _BRACKETS and text[-1] in ")]}":
-        inner = text[1:-1]
+    edges = _edges(text)
+    inner = text[1:-1] if edges else text
     members, depth, start = [], 0, 0
     for place, character in enumerate(inner):
         depth += (character in "([{") - (character in ")]}")
@@ -110,7 +115,7 @@ def _items(text: str) -> list[str] | None:
         if character == "," and depth == 0:
             members.append(inner[start:place])
             start = place + 1
-    if not members and not (text[0] in "[{" and text[-1] in "]}"):
+    if not members and edges not in ("[]", "{}"):
         return None
     return [*members, inner[start:]]
 

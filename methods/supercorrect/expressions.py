@@ -10,6 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 if TYPE_CHECKING:
     from mpmath.ctx_mp import MPContext
@@ -200,10 +201,11 @@ class _Parser:
         if letter == "e":
             return self.context.e
         if self._take("_"):
-            subscript = self._peek()[1]
+            start = self.place
             self._atom()
-            letter += subscript
-        shift = sum(map(ord, letter)) / 97  # each variable has its own value
+            subscript = (text for _, text in self.tokens[start : self.place])
+            letter += "_" + "".join(subscript).strip("{}")
+        shift = 0.5 + crc32(letter.encode()) / 2**32  # each variable has its own value
         return (
             self.context.mpc(self.point[0] * shift, self.point[1])
             if self.point[1]

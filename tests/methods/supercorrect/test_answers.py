@@ -25,6 +25,8 @@ EQUAL = [
     ("\\$18.90", "18.9"),
     ("1{,}000", "1000"),
     ("twenty-one", "21"),
+    ("two point five apples", "2.5"),
+    ("one million two hundred thousand and five", "1200005"),
     ("\\{1,2\\}", "\\{2,1\\}"),
     ("1, 2", "2, 1"),
     ("x=5", "5"),
@@ -33,6 +35,11 @@ EQUAL = [
     ("\\text{east}", "East"),
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}"),
     ("5!", "120"),
+    ("2\\pi r", "2r\\pi"),
+    ("x_1", "x_{1}"),
+    ("(1,2),(3,4)", "(3,4), (1,2)"),
+    ("25\\,\\text{cm}^2", "25"),
+    ("\\mathrm{(B)}", "(B)"),
     ("0.333333", "1/3"),
     ("-\\frac{1}{3}", "\\frac{-1}{3}"),
 ]
@@ -51,6 +58,10 @@ UNEQUAL = [
     ("1,2", "1,2,3"),
     ("\\{1,1\\}", "\\{1,2\\}"),
     ("x", "y"),
+    ("a_{1}", "a_{2}"),
+    ("a_{12}", "a_{21}"),
+    ("two or three", "5"),
+    ("one half", "1"),
     ("9^{9^{9^9}}", "1"),
     ("", ""),
     (None, "3"),
@@ -85,6 +96,26 @@ def test_oddities_stay_in_the_compatible_parser():
     assert extract_answer("\\boxed{0.50}") == "0.5"
     assert extract_answer("\\boxed{\\text{east}}") == "east"
     assert extract_answer("\\boxed{1{,}000}") == "1000"
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("two point five", "2.5"),
+        ("hundred five", "500"),
+        ("one million two hundred thousand", "1201200"),
+        ("one two three four", "9"),
+        ("thousand million", "thousmillion"),
+        ("so two or three", "5"),
+        ("twenty four point thirty", "24"),
+        ("point", "0"),
+        ("\u00b2", "\u00b2"),
+        ("5 s s s", "5"),  # two passes over the units, in the published order
+        ("5 m a .", "5"),
+    ],
+)
+def test_the_compatible_parser_reads_words_and_units_as_published(text, published):
+    assert extract_answer(f"\\boxed{{{text}}}", compat="qwen") == published
 
 
 def test_hostile_answers_are_only_text_and_cost_no_time():
