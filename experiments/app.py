@@ -157,14 +157,10 @@ def build_plan(config: dict[str, Any]) -> Plan:
     return Plan(config["paper"], config["profile"], parts)
 
 
-CHECKPOINT_LOADERS = {
-    "ritornello.common.models.load_causal_lm",
-    "ritornello.common.models.load_tokenizer",
-}
-
-
 def fetch_checkpoints(node: Any) -> None:
     """Fetches every hub checkpoint that a configuration names, once, before any cell.
+
+    A node names one by `name_or_path`, as all loaders call it.
 
     Raises:
         UserError: one is neither in the cache nor reachable.
@@ -174,7 +170,7 @@ def fetch_checkpoints(node: Any) -> None:
     for child in node.values() if isinstance(node, dict) else node:
         if isinstance(child, dict | list):
             fetch_checkpoints(child)
-    if isinstance(node, dict) and node.get("_target_") in CHECKPOINT_LOADERS:
+    if isinstance(node, dict) and isinstance(node.get("name_or_path"), str):
         hub_snapshot(node["name_or_path"], revision=node.get("revision"))
 
 
@@ -219,7 +215,8 @@ def execute(config: dict[str, Any]) -> int:
     paper, profile = config["paper"], config["profile"]
     card = load_card(resources.files("ritornello.experiments").joinpath(paper, "card.yaml"))
     build_plan(config).cells(**config["only"])  # what is wrong is told before a folder is made
-    fetch_checkpoints(config["parts"])
+    chosen = config["only"]["parts"] or config["parts"]
+    fetch_checkpoints([config["parts"][name] for name in chosen])
     store = run_directory(config)
     store.create()
     write_atomically(store.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))

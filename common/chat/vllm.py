@@ -91,7 +91,7 @@ class VLLMClient:
             max_tokens=params.max_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
-            top_k=params.top_k,
+            top_k=params.top_k or -1,
             stop=list(params.stop),
             stop_token_ids=list(params.stop_token_ids),
             seed=request_seed(prompt, params) if params.temperature else None,
@@ -115,6 +115,9 @@ class VLLMClient:
 
     def _completion(self, output, params: GenerationParams) -> Completion:
         answer = output.outputs[0]
+        reason = answer.stop_reason
+        if reason is None and answer.finish_reason == "stop":
+            reason = answer.token_ids[-1]  # vLLM leaves it out where the model's own end token came
         logprobs = alternatives = None
         if params.logprobs is not None:
             pairs = list(zip(answer.token_ids, answer.logprobs, strict=True))
@@ -128,7 +131,7 @@ class VLLMClient:
             text=answer.text,
             finish_reason="length" if answer.finish_reason == "length" else "stop",
             token_ids=tuple(answer.token_ids),
-            stop_reason=answer.stop_reason,
+            stop_reason=reason,
             logprobs=logprobs,
             top_logprobs=alternatives,
             usage=Usage(len(output.prompt_token_ids), len(answer.token_ids)),

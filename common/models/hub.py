@@ -11,6 +11,8 @@ from ritornello.common.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from ritornello.common.models.embedded import SentenceEncoder
+
 
 def resolve_device(device: str) -> torch.device:
     """Turns `auto`, `cpu`, `cuda` or `cuda:1` into a device that is there.
@@ -107,3 +109,24 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> "PreTraine
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise UserError(f"{name_or_path} has no usable tokenizer: {error}") from error
+
+
+def load_sentence_encoder(
+    name_or_path: str, device: str = "auto", revision: str | None = None, max_tokens: int = 384
+) -> "SentenceEncoder":
+    """A mean-pooled sentence encoder such as all-mpnet-base-v2, by hub id or folder.
+
+    Raises:
+        UserError: the checkpoint cannot be had, is damaged, or the device is not there.
+    """
+    from transformers import AutoModel
+
+    from ritornello.common.models.embedded import SentenceEncoder
+
+    place, folder = resolve_device(device), hub_snapshot(name_or_path, revision=revision)
+    tokenizer = load_tokenizer(str(folder))
+    try:
+        model = AutoModel.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise UserError(f"{name_or_path} is not a usable sentence encoder: {error}") from error
+    return SentenceEncoder(model.to(place).eval(), tokenizer, max_tokens=max_tokens)

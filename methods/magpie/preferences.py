@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ritornello.common.chat import ChatClient, Message, Prompt
+from ritornello.common.errors import UserError
+from ritornello.common.models.hub import hub_snapshot, load_tokenizer, resolve_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -138,7 +140,7 @@ class SequenceReward:
             batch = self._tokenizer(
                 texts[start : start + self._batch_size],
                 add_special_tokens=False,  # the template holds them
-                padding=True,
+                padding=self._batch_size > 1,
                 return_tensors="pt",
             ).to(self._model.device)
             output = self._model(**batch)
@@ -148,7 +150,7 @@ class SequenceReward:
 
 
 def load_sequence_reward(
-    name_or_path: str, *, device: str = "cuda", trust_remote_code: bool = False
+    name_or_path: str, *, device: str = "auto", trust_remote_code: bool = False
 ) -> SequenceReward:
     """A reward model from the hub or a folder, in bfloat16.
 
@@ -156,13 +158,25 @@ def load_sequence_reward(
         name_or_path: hub id or folder.
         device: where it runs.
         trust_remote_code: run the model's own code, which ArmoRM needs.
-    """
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model = AutoModelForSequenceClassification.from_pretrained(
-        name_or_path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code
-    )
-    return SequenceReward(model.to(device), tokenizer)
+    Raises:
+        UserError: the checkpoint cannot be had or is damaged, or the device is not there.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    place, folder = resolve_device(device), hub_snapshot(name_or_path)
+    tokenizer = load_tokenizer(str(folder))
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            dtype=torch.bfloat16,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
+    except Exception as error:
+        raise UserError(f"{name_or_path} is not a usable reward model: {error}") from error
+    # the score is read at the last token that is no padding: model and tokenizer must agree on it,
+    # and where there is none, an end token in its place would be skipped as padding
+    model.config.pad_token_id = tokenizer.pad_token_id
+    rows = 1 if tokenizer.pad_token_id is None else 8
+    return SequenceReward(model.to(place), tokenizer, batch_size=rows)

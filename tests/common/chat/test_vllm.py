@@ -61,6 +61,8 @@ def test_requests_and_answers_are_translated(engine, tokenizer):
     assert (first.max_tokens, first.temperature, first.top_p, first.stop) == (5, 0.7, 0.9, ["x"])
     assert first.seed != second.seed
     assert answers[0].text == "ok"
+    # the engine names no stop reason for the model's own end token
+    assert answers[0].stop_reason == tokenizer.eos_token_id
     assert answers[0].logprobs == tuple(-i / 10 for i in answers[0].token_ids)
 
 
