@@ -42,13 +42,23 @@ def grouped_matmul(
 @torch.library.custom_op("ritornello::grouped_rows", mutates_args=())
 def grouped_rows(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """Rows of each group times the group's matrix, aligned layouts only."""
+    if x.dtype == torch.float64:  # torch's operator stops at fp32
+        return torch.cat([rows @ w for rows, w in zip(_runs(x, offsets), weight, strict=True)])
     return functional.grouped_mm(x, weight, offs=offsets)
 
 
 @torch.library.custom_op("ritornello::grouped_outer", mutates_args=())
 def grouped_outer(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     """xᵀ y over the rows of each group, (groups, inner, outer), aligned layouts only."""
+    if x.dtype == torch.float64:
+        runs = zip(_runs(x, offsets), _runs(y, offsets), strict=True)
+        return torch.stack([left.t() @ right for left, right in runs])
     return functional.grouped_mm(x.t(), y, offs=offsets)
+
+
+def _runs(x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each group."""
+    return x.tensor_split(offsets[:-1].tolist())
 
 
 @grouped_rows.register_fake

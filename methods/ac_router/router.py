@@ -139,7 +139,7 @@ class AdaptiveWeights(nn.Module):
             seen = sums.count > 0
             valid = seen if frozen or self.running_in_training else sums.count >= self.min_tokens
         else:
-            valid = occurring(indices, self.num_experts)
+            valid = occurring(indices, self.num_experts, mask)
         return weights_from_sums(sums, valid, eps=self.eps, clip=self.clip, scale=self.scale)
 
     def _update(self, sums: ClusterSums) -> None:

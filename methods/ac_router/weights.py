@@ -99,7 +99,7 @@ def adaptive_weights(
     check_assignment(assignment, num_experts)
     sums = cluster_sums(tokens, top1, num_experts, dispersion=dispersion, token_mask=token_mask)
     if degenerate == "official":
-        valid = occurring(assignment, num_experts)
+        valid = occurring(assignment, num_experts, token_mask)
     else:
         valid = sums.count >= min_tokens
     return weights_from_sums(sums, valid, eps=eps, clip=clip, scale=scale)
@@ -135,9 +135,16 @@ def _check_tokens(tokens: Tensor, assignment: Tensor, token_mask: Tensor | None)
         )
 
 
-def occurring(assignment: Int[Tensor, "..."], num_experts: int) -> Bool[Tensor, "experts"]:
+def occurring(
+    assignment: Int[Tensor, "n"] | Int[Tensor, "n k"],
+    num_experts: int,
+    token_mask: Bool[Tensor, "n"] | None = None,
+) -> Bool[Tensor, "experts"]:
     """Clusters up to the largest expert that occurs, (E,): the official code's cluster count."""
     experts = torch.arange(num_experts, device=assignment.device)
+    if token_mask is not None:
+        rows = assignment.reshape(len(assignment), -1)
+        assignment = rows.masked_fill(~token_mask.unsqueeze(-1), -1)
     return experts <= assignment.max() if assignment.numel() else experts < 0
 
 
@@ -274,4 +281,6 @@ def token_weights(
     if mixing is None:
         return weights.index_select(0, indices[:, 0])
     share = weights.new_zeros(len(indices), len(weights))
-    return share.scatter_add_(1, indices, mixing.detach().to(weights.dtype)) @ weights
+    share.scatter_add_(1, indices.long(), mixing.detach().to(weights.dtype))
+    with torch.autocast(weights.device.type, enabled=False):  # weights stay fp32
+        return share @ weights

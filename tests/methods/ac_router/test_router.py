@@ -104,6 +104,15 @@ def test_logits_depend_on_the_previous_assignment_and_on_its_scores_only_when_mi
         assert torch.allclose(logits, again, atol=1e-5) is not mix
 
 
+def test_mixed_weights_stay_fp32_under_autocast():
+    tokens, previous, router = torch.randn(50, 6), previous_state(50, 4), ACRouter(6, 4, mix=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = router(tokens, previous).weights
+    torch.testing.assert_close(weights, router(tokens, previous).weights)
+    narrow = previous._replace(indices=previous.indices.int())
+    torch.testing.assert_close(router(tokens, narrow).weights, weights)
+
+
 def test_scores_are_two_positive_entries_that_sum_to_one():
     state = ACRouter(6, 4)(torch.randn(50, 6), previous_state(50, 4))
     assert state.scores.shape == (50, 2)

@@ -181,12 +181,15 @@ def test_both_modes_agree_when_no_cluster_is_degenerate():
 
 @pytest.mark.parametrize("dispersion", ["mad", "var", "pairwise"])
 @pytest.mark.parametrize("experts", [4, 70])
-def test_masking_equals_removing(dispersion, experts):
+@pytest.mark.parametrize("degenerate", ["neutral", "official"])
+def test_masking_equals_removing(dispersion, experts, degenerate):
     tokens, assignment = random_case()
     mask = torch.arange(len(tokens)) % 3 > 0
     tokens = tokens.masked_fill(~mask.unsqueeze(1), float("nan"))
-    masked = adaptive_weights(tokens, assignment, experts, dispersion=dispersion, token_mask=mask)
-    removed = adaptive_weights(tokens[mask], assignment[mask], experts, dispersion=dispersion)
+    assignment[~mask] = experts - 1  # the number of official clusters must not count them
+    options = {"dispersion": dispersion, "degenerate": degenerate}
+    masked = adaptive_weights(tokens, assignment, experts, token_mask=mask, **options)
+    removed = adaptive_weights(tokens[mask], assignment[mask], experts, **options)
     torch.testing.assert_close(masked, removed, rtol=1e-4, atol=1e-5)
 
 
