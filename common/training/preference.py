@@ -162,6 +162,10 @@ def pair_logprobs(
     Args:
         model: a transformers causal language model that accepts 4-D masks (sdpa or eager).
         batch: from `collate_pairs`, on the model's device.
+
+    Raises:
+        ValueError: another attention, layers other than attention, or a completion that ends beyond
+            the model's attention window.
     """
     chosen_size, rejected_size = batch.chosen_ids.shape[1], batch.rejected_ids.shape[1]
     last_prompt = batch.input_ids.shape[1] - chosen_size - rejected_size - 1
@@ -169,7 +173,7 @@ def pair_logprobs(
     logits = model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
-        attention_mask=batch.attention_mask,
+        attention_mask=_attention(model, batch),
         logits_to_keep=keep,
         use_cache=False,
     ).logits
@@ -180,6 +184,31 @@ def pair_logprobs(
         _masked_sum(chosen, batch.chosen_ids, batch.chosen_mask),
         _masked_sum(rejected, batch.rejected_ids, batch.rejected_mask),
     )
+
+
+def _attention(model: nn.Module, batch: PairBatch) -> Tensor:
+    """The mask as the model's attention reads it: eager adds it, sdpa takes truth values."""
+    config: Any = getattr(getattr(model, "module", model), "config", None)
+    kind = getattr(config, "_attn_implementation", "sdpa")
+    if kind not in ("sdpa", "eager"):
+        raise ValueError(f"attn_implementation must be 'sdpa' or 'eager', got {kind!r}")
+    other = {*(getattr(config, "layer_types", None) or ())} - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if other:
+        raise ValueError(f"model must have attention layers only, got {sorted(other)}")
+    window = getattr(config, "sliding_window", None)
+    if window and (tokens := int(batch.position_ids.max()) + 1) > window:
+        raise ValueError(
+            f"prompt + completion must fit into the model's attention window of {window} tokens, "
+            f"got {tokens}: lower max_length"
+        )
+    if kind == "sdpa":
+        return batch.attention_mask
+    dtype = next(model.parameters()).dtype
+    hidden = torch.full_like(batch.attention_mask, torch.finfo(dtype).min, dtype=dtype)
+    return hidden.masked_fill_(batch.attention_mask, 0.0)
 
 
 @torch.inference_mode()

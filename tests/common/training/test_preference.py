@@ -67,6 +67,30 @@ def test_sharing_the_prompt_changes_no_value_and_no_gradient(architecture):
             torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
+def test_eager_attention_gives_the_same_values():
+    model = tiny_causal_lm("llama", width=32, hidden=48, heads=2, vocabulary=32)
+    batch = collate_pairs(PAIRS, pad_token_id=0)
+    expected = pair_logprobs(model, batch)
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(pair_logprobs(model, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"sliding_window": 6}, "attention window of 6"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"_attn_implementation": "flash_attention_2"}, "attn_implementation"),
+    ],
+)
+def test_models_that_would_misread_the_mask_are_refused(change, match):
+    model = tiny_causal_lm("llama", width=32, hidden=48, heads=2, vocabulary=32)
+    for name, value in change.items():
+        setattr(model.config, name, value)
+    with pytest.raises(ValueError, match=match):
+        pair_logprobs(model, collate_pairs(PAIRS, pad_token_id=0))
+
+
 def test_layout_of_a_small_batch():
     batch = collate_pairs(PAIRS[:2], pad_token_id=0)
     assert batch.input_ids.tolist() == [
