@@ -18,7 +18,7 @@ def causal_conv1d(
     x: Float[Tensor, "batch channels length"],
     weight: Float[Tensor, "channels width"],
     bias: Float[Tensor, "channels"] | None = None,
-    activation: Literal["silu"] | None = None,
+    activation: Literal["silu", "swish"] | None = None,
     initial_state: Float[Tensor, "batch channels width_minus_1"] | None = None,
 ) -> Float[Tensor, "batch channels length"]:
     """Depthwise convolution over the present and the last width - 1 inputs, as causal-conv1d's.
@@ -27,7 +27,7 @@ def causal_conv1d(
         x: input.
         weight: one filter a channel; the last tap meets the present input.
         bias: one value a channel.
-        activation: "silu" or None.
+        activation: "silu" (or its other name, "swish") or None.
         initial_state: the width - 1 inputs before the first one; zeros if None.
 
     Raises:
@@ -36,8 +36,9 @@ def causal_conv1d(
     channels, width = weight.shape
     if x.ndim != 3 or x.shape[1] != channels:
         raise ValueError(f"x must be (batch, channels={channels}, length), got {tuple(x.shape)}")
-    if activation not in ("silu", None):
-        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    if activation not in ("silu", "swish", None):
+        raise ValueError(f"activation must be 'silu', 'swish' or None, got {activation!r}")
+    silu = activation is not None
     history = (len(x), channels, width - 1)
     if initial_state is not None and initial_state.shape != history:
         raise ValueError(f"initial_state must be {history}, got {tuple(initial_state.shape)}")
@@ -45,13 +46,13 @@ def causal_conv1d(
         bias = weight.new_zeros(channels)
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     if initial_state is None and x.numel() and _compiled(x, width):
-        return _convolution(x, weight, bias, activation == "silu")
+        return _convolution(x, weight, bias, silu)
     if initial_state is None:
         padded = F.pad(x, (width - 1, 0))
     else:
         padded = torch.cat([initial_state.to(x.dtype), x], dim=-1)
     y = F.conv1d(padded, weight[:, None], bias, groups=channels)
-    return F.silu(y) if activation == "silu" else y
+    return F.silu(y) if silu else y
 
 
 def _compiled(x: Tensor, width: int) -> bool:

@@ -1,5 +1,6 @@
 """The public selective scan: checks, choice of backend, and the operator known to torch.library."""
 
+import math
 from types import ModuleType
 from typing import Literal, overload
 
@@ -73,7 +74,7 @@ def selective_scan(
         A: real decay rates, negative for stability, (channels, states).
         B: (batch, states, length), (batch, groups, states, length), or (channels, states) for a
             matrix that does not depend on the input; channel d reads group d // (channels/groups).
-        C: as `B`.
+        C: as `B`, in the same layout or another.
         D: skip connection, (channels,).
         z: gate, shape of `u`.
         delta_bias: added to `delta`, (channels,).
@@ -104,7 +105,7 @@ def selective_scan(
         y, last = values, state.clone()
     else:
         chosen = _choose(backend, u.device.type)
-        inputs, outputs = (_grouped(matrix.to(math_dtype), u) for matrix in (B, C))
+        inputs, outputs = _same_groups(*(_grouped(x.to(math_dtype), u) for x in (B, C)))
         if chosen == "reference":
             y, last = reference.scan(values, steps, rates, inputs, outputs, state)
         elif chosen == "cuda":
@@ -124,6 +125,16 @@ def _grouped(matrix: Tensor, u: Tensor) -> Tensor:
     if matrix.ndim == 2:
         return matrix[None, :, :, None].expand(len(u), -1, -1, u.shape[-1])
     return matrix[:, None] if matrix.ndim == 3 else matrix
+
+
+def _same_groups(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Both matrices with as many groups as each can be repeated to."""
+    groups = math.lcm(first.shape[1], second.shape[1])
+    if first.shape[1] < groups:
+        first = first.repeat_interleave(groups // first.shape[1], dim=1)
+    if second.shape[1] < groups:
+        second = second.repeat_interleave(groups // second.shape[1], dim=1)
+    return first, second
 
 
 def _choose(backend: str, device: str) -> str:
@@ -177,8 +188,6 @@ def _check(
                 f"{name} must be {allowed[2]}, {allowed[3]} or (batch={batch}, groups dividing "
                 f"{channels}, {states}, {length}), got shape {tuple(matrix.shape)}"
             )
-    if _grouped(B, u).shape[1] != _grouped(C, u).shape[1]:
-        raise ValueError(f"B and C must have as many groups, got {B.shape} and {C.shape}")
 
 
 def _implementation(backend: str, length: int) -> tuple[ModuleType, int]:

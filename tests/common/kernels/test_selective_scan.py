@@ -76,6 +76,27 @@ def test_backend_equals_the_loop(shape, dtype, backend):
         torch.testing.assert_close(got / scale, expected / scale, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("b_groups", "c_groups"), [(None, 2), (1, None), (2, 3), (6, 1)])
+def test_b_and_c_may_have_different_layouts(b_groups, c_groups, backend):
+    inputs = make_inputs((2, 6, 17, 3, 6))
+    repeated = dict(inputs)
+    for name, groups in (("B", b_groups), ("C", c_groups)):
+        matrix = inputs[name].detach()
+        if groups is None:  # (channels, states): the same at every step
+            inputs[name] = matrix[0, :, :, 0].clone().requires_grad_()
+            repeated[name] = inputs[name][None, :, :, None].expand(2, 6, 3, 17)
+        else:
+            inputs[name] = matrix[:, :groups].clone().requires_grad_()
+            repeated[name] = inputs[name].repeat_interleave(6 // groups, dim=1)
+    expected = selective_scan(**repeated, delta_softplus=True, backend="reference")
+    y = selective_scan(**inputs, delta_softplus=True, backend=backend)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-12)
+    wanted = (inputs["B"], inputs["C"])
+    got = torch.autograd.grad(y.sin().sum(), wanted)
+    torch.testing.assert_close(got, torch.autograd.grad(expected.sin().sum(), wanted))
+
+
 @pytest.mark.parametrize("backend", ["reference", *FAST])
 @pytest.mark.parametrize("case", ["full", "len1", "bare", "n1"])
 def test_golden_values_and_gradients(case, backend):
