@@ -41,6 +41,11 @@ class Progress(Callback):
         return self.start
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            # A fused optimiser would undo a scaling; with none to undo its gradients may be
+            # clipped, which Lightning refuses in mixed precision by this mark.
+            for optimizer in trainer.optimizers:
+                vars(optimizer).pop("_step_supports_amp_scaling", None)
         saved = self.saved
         if saved is None:
             return

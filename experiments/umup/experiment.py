@@ -30,6 +30,8 @@ __all__ = [
     "figures",
 ]
 
+LONGEST_LOOK = 1024  # tokens of a window whose activations and gradients are all kept
+
 
 @dataclass
 class Transfer(Trained):
@@ -93,10 +95,10 @@ class Initialisation(Trained):
 
     def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """RMS values by width, their spread, the first update, what E5M2 would lose."""
-        batch = self.corpus.batch(cell.seed, 0, self.recipe.batch)
+        batch = self.corpus.batch(cell.seed, 0, self.recipe.batch).to(self.recipe.device)
         by_width: dict[int, dict[str, float]] = {}
         for width in self.widths:
-            model = build(arm, replace(self.recipe, width=width), cell.seed)
+            model = self._model(arm, width, cell.seed)
             by_width[width] = scales = _scales(model, batch)
             for name, value in scales.items():
                 place = {"width": width, "tensor": name}
@@ -114,11 +116,14 @@ class Initialisation(Trained):
         yield from self._first_step(arm, cell, batch)
         yield self._lost_gradients(arm, cell)
 
+    def _model(self, arm: Arm, width: int, seed: int) -> DecoderLM:
+        return build(arm, replace(self.recipe, width=width), seed).to(self.recipe.device)
+
     def _first_step(self, arm: Arm, cell: Cell, batch: torch.Tensor) -> Iterator[Measurement]:
         """Coordinate check: change of the logits after one update at the arm's rate."""
 
         def make(width: int) -> tuple[DecoderLM, torch.optim.Optimizer]:
-            model = build(arm, replace(self.recipe, width=width), cell.seed)
+            model = self._model(arm, width, cell.seed)
             groups = arm.parametrization.param_groups(model, 2.0**arm.log2_rate)
             return model, torch.optim.AdamW(groups)
 
@@ -181,7 +186,8 @@ class LowPrecision(Trained):
         value = validation_loss(model, self.corpus, self.recipe)
         if math.isfinite(value):
             yield Measurement("validation_loss", value, self.recipe.unit)
-        histogram = _histograms(model, self.corpus.batch(cell.seed, 0, self.recipe.batch))
+        batch = self.corpus.batch(cell.seed, 0, self.recipe.batch)[:, : LONGEST_LOOK + 1]
+        histogram = _histograms(model, batch.to(self.recipe.device))
         (context.artifacts / "exponents.json").write_text(json.dumps(histogram))
 
 
@@ -210,11 +216,19 @@ def _histograms(model: DecoderLM, batch: torch.Tensor) -> dict[str, dict[str, fl
         model.loss(batch[:, :-1], batch[:, 1:]).backward()
     groups: dict[str, list[torch.Tensor]] = {"weight": [], "activation": [], "gradient": []}
     for (_, kind), tensor in tracker.tensors.items():
-        groups[kind].append(tensor.flatten())
+        groups[kind].append(tensor)
     for name, module in model.named_modules():
         if _hidden(name, module):
-            groups["weight"].append(module.weight.detach().flatten())
-    return {
-        kind: {str(k): v for k, v in exponent_histogram(torch.cat(tensors)).items()}
-        for kind, tensors in groups.items()
-    }
+            groups["weight"].append(module.weight.detach())
+    return {kind: _shares(tensors) for kind, tensors in groups.items()}
+
+
+def _shares(tensors: list[torch.Tensor]) -> dict[str, float]:
+    """The exponent histogram of all, one at a time: together they may not fit a second time."""
+    total = sum(tensor.numel() for tensor in tensors)
+    shares: dict[str, float] = {}
+    for tensor in tensors:
+        for exponent, share in exponent_histogram(tensor).items():
+            before = shares.get(str(exponent), 0.0)
+            shares[str(exponent)] = before + share * tensor.numel() / total
+    return shares

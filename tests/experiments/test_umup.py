@@ -1,6 +1,7 @@
 """u-muP's experiment: token sources, the large models' sizes, searches that remember their runs."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ritornello.common.errors import UserError
 from ritornello.common.training import choose_trainer
 from ritornello.experiments.app import build_plan, compose_config, resolve
 from ritornello.experiments.umup.corpus import Corpus, bpe_ids, token_file, write_tokens
-from ritornello.experiments.umup.training import Arm
+from ritornello.experiments.umup.training import Arm, Recipe, validation_loss
 from ritornello.methods.umup import DecoderLM, UMuP
 
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 60
@@ -66,21 +67,50 @@ def test_missing_token_files_short_texts_and_unknown_casts_are_named(tmp_path):
         Arm(UMuP(), (0,), None, 0, fp8="bf16")
 
 
+def test_every_width_of_the_paper_profile_has_a_head():
+    plan = build_plan(resolve(compose_config(["experiment=umup/paper", "device=cpu"])))
+    looked_at, trained = plan.parts["initialisation"].measure, plan.parts["transfer"].measure
+    for width in (*looked_at.widths, *trained.values):
+        assert replace(looked_at.recipe, width=width).model.heads == width // 64 > 0
+
+
+def test_held_out_windows_are_scored_on_the_recipes_device_a_few_at_a_time():
+    """Training leaves the model on the CPU; the logits of 64 long windows would fill a GPU."""
+    recipe = Recipe(16, 1, 16, 2.0, 1, 4096, 1, 0, 0.1, 0.0, 9, 0, device="cpu")
+    moved, scored = [], []
+
+    class Model(torch.nn.Module):
+        def to(self, device):
+            moved.append(device)
+            return self
+
+        def loss(self, ids, targets):
+            scored.append(len(ids))
+            return torch.tensor(2.0)
+
+    corpus = Corpus(np.zeros(60_000, np.uint8), recipe.tokens)
+    assert validation_loss(Model(), corpus, recipe) == 2  # type: ignore[arg-type]
+    assert (moved, scored) == (["cpu"], [4, 4, 1])
+
+
 @pytest.fixture
-def large_plan():
-    """The plan of `large`, whose trainer is chosen for the whole process while it is built."""
-    yield build_plan(resolve(compose_config(["experiment=umup/large", "device=cpu"])))
+def large():
+    """`large` and its plan, whose trainer is chosen for the whole process while it is built."""
+    config = resolve(compose_config(["experiment=umup/large", "device=cpu"]))
+    yield config["trainer"], build_plan(config)
     choose_trainer({})
 
 
 @pytest.mark.parametrize(("part", "billions"), [("model_1b", 1), ("model_3b", 3), ("model_7b", 7)])
-def test_large_models_have_the_sizes_they_are_named_by(large_plan, part, billions):
-    assert set(large_plan.parts[part].arms) == {"sp", "umup", "umup_fp8"}
-    recipe = large_plan.parts[part].measure.recipe
+def test_large_models_have_the_sizes_they_are_named_by(large, part, billions):
+    trainer, plan = large
+    assert set(plan.parts[part].arms) == {"sp", "umup", "umup_fp8"}
+    recipe = plan.parts[part].measure.recipe
     with torch.device("meta"):
         model = DecoderLM(recipe.model)
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, rel=0.05)
-    tokens_a_step = recipe.batch * recipe.tokens * 128
+    processes = trainer["devices"] * trainer["num_nodes"]
+    tokens_a_step = recipe.batch * recipe.tokens * processes * trainer["accumulate"]
     assert recipe.steps * tokens_a_step == pytest.approx(3e11, rel=1e-3)
     # The hardware's FP8 products need sizes that are multiples of 16.
     assert not any(size % 16 for size in (recipe.width, recipe.model.ffn_width))

@@ -83,6 +83,20 @@ def test_accumulated_batches_equal_one_large_batch():
         torch.testing.assert_close(a, b)
 
 
+def test_a_fused_optimiser_is_clipped_in_mixed_precision():
+    """Lightning refuses it, though without a gradient scaler nothing stands against it."""
+
+    class Fused(Regression):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1.0, fused=True)
+
+    module = Fused()
+    before = [p.detach().clone() for p in module.parameters()]
+    fit(module, batch, steps=1, clip_norm=1e-3, precision="bf16-mixed")
+    moved = sum((a - b).square().sum() for a, b in zip(module.parameters(), before, strict=True))
+    assert float(moved.sqrt()) == pytest.approx(1e-3, rel=1e-2)
+
+
 class Blocks(Regression):
     """Parameters within blocks, outside them, and one that no loss reaches."""
 
