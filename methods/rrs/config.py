@@ -116,5 +116,5 @@ def check_finite(name: str, values: Tensor) -> None:
 
 def check_bits(name: str, bits: int, *, also_16: bool = False) -> None:
     """Raises ValueError unless `bits` is 2 to 8 (or 16, meaning not quantised)."""
-    if not (2 <= bits <= 8 or (also_16 and bits == 16)):
+    if bits not in range(2, 9) and not (also_16 and bits == 16):
         raise ValueError(f"{name} must be in 2..8{' or 16' if also_16 else ''}, got {bits}")

@@ -292,17 +292,18 @@ class QuantLinear(nn.Module):
 
     def _ready_weight(self) -> Tensor:
         """The weight in the form the product takes, kept after the first call."""
-        if self._unpacked is not None:
-            return self._unpacked
+        if self._unpacked is None:
+            with torch.inference_mode(mode=False):  # what is kept must serve outside of it too
+                self._unpacked = self._unpack()
+        return self._unpacked
+
+    def _unpack(self) -> Tensor:
         if self.execution == "simulate":
-            ready = self.dequantized_weight()
-        elif self.weight_scale.device.type == "cpu":
+            return self.dequantized_weight()
+        if self.weight_scale.device.type == "cpu":
             # Rows are channels in memory: sorting them by scale copies whole rows.
-            ready = self.integers().t().contiguous().t()
-        else:
-            ready = self.weight_packed if self.weight_bits <= 4 else self.weight_int8
-        self._unpacked = ready
-        return ready
+            return self.integers().t().contiguous().t()
+        return self.weight_packed if self.weight_bits <= 4 else self.weight_int8
 
     def forward(self, x: Float[Tensor, "*batch channels"]) -> Float[Tensor, "*batch out"]:
         """The layer's output, in the dtype of `x`."""

@@ -204,6 +204,13 @@ def test_layer_takes_one_token_and_several_batch_axes(x, weight):
         made(x[:, :0])
 
 
+def test_a_layer_first_used_in_inference_mode_serves_outside_of_it(x, weight):
+    made = layer(weight)
+    with torch.inference_mode():
+        expected = made(x)
+    torch.testing.assert_close(made(x.requires_grad_()), expected)
+
+
 def test_symmetric_range_reaches_its_lowest_level():
     x = torch.tensor([[-8.0, 7.0, 0.5, 3.0]])
     assert quantize_per_token(x, clip=0.875).q.tolist() == [[-8, 7, 0, 3]]

@@ -223,6 +223,7 @@ def _first_norm(architecture):
     ("change", "message"),
     [
         ({"w_bits": 0}, "w_bits must be in 2..8 or 16"),
+        ({"a_bits": 4.5}, "a_bits must be in 2..8 or 16"),
         ({"a_bits": 9}, "a_bits"),
         ({"k_bits": 1}, "k_bits"),
         ({"group_size": 0}, "group_size"),
