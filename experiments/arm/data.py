@@ -121,8 +121,9 @@ class ImageFolders:
     Args:
         seed: of the order in which a labelled subset is taken.
         train: folder of the training set.
-        tests: folder of each test set. Their class folders are named as the training set's; a test
-            set with fewer classes (ImageNet-A, -R) is scored among those.
+        tests: folder of each test set. Their class folders are named as the training set's, or by
+            their number among those (ImageNetV2); a test set with fewer classes (ImageNet-A, -R)
+            is scored among its own.
         resize: shorter side, relative to the crop, at evaluation.
         relabelled: test sets judged by other labels than their folders: a JSON list for each, the
             right classes (numbers in sorted order) of every image in the order of the file names.
@@ -150,8 +151,24 @@ class ImageFolders:
         for name, folder in {"train": self.train, **self.folders}.items():
             if not Path(folder).expanduser().is_dir():
                 raise UserError(f"{name}: there is no folder {folder} of class sub-folders")
-            sets[name] = ImageFolder(str(Path(folder).expanduser()))
+            try:
+                sets[name] = ImageFolder(str(Path(folder).expanduser()))
+            except FileNotFoundError as error:
+                raise UserError(f"{name}: {error}") from error
         return sets
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[int]]:
+        """Of each set: the training set's numbers of its classes."""
+        class_of = self._sets["train"].class_to_idx
+        by_number = {str(number): number for number in range(len(class_of))}
+        found = {}
+        for name, images in self._sets.items():
+            known = by_number if class_of.keys().isdisjoint(images.classes) else class_of
+            if unknown := sorted(set(images.classes) - set(known)):
+                raise UserError(f"{name}: {unknown[0]} is not a class folder of {self.train}")
+            found[name] = [known[folder] for folder in images.classes]
+        return found
 
     @cached_property
     def _other_labels(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -202,14 +219,12 @@ class ImageFolders:
         images = torch.stack([convert(source.loader(path)) for path, _ in samples])
         if split in self.relabelled:
             return images, self._other_labels[split][1][indices]
-        class_of = self._sets["train"].class_to_idx
-        return images, torch.tensor([class_of[source.classes[label]] for _, label in samples])
+        return images, torch.tensor([self._numbers[split][label] for _, label in samples])
 
     def classes(self, split: str) -> Tensor | None:
         """Classes that can occur in a test set, where those are not all."""
-        class_of = self._sets["train"].class_to_idx
-        present = sorted(class_of[name] for name in self._sets[split].classes)
-        return None if len(present) == len(class_of) else torch.tensor(present)
+        present = sorted(self._numbers[split])
+        return None if len(present) == self.num_classes else torch.tensor(present)
 
     def _transform(self, transform: Transform, size: int) -> Any:
         from timm.data import create_transform

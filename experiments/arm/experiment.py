@@ -77,6 +77,10 @@ class Transfer(Experiment):
         self.sizes = vars(Encoder(**self.encoder))
         self.tuning_image_size = self.tuning_image_size or self.image_size
 
+    def prepare(self) -> None:
+        """Finds every image set, and their labels."""
+        _find(self.data(seed=0))
+
     def measure(
         self, arm: Supervised | Callable[..., nn.Module], cell: Cell, context: CellContext
     ) -> Iterator[Measurement]:
@@ -245,6 +249,13 @@ class StepCost(Experiment):
         yield Measurement("scanned_tokens", float(sum(scanned)), unit="tokens an image")
 
 
+def _find(data: ImageData) -> None:
+    """Says before any training what of the image sets is missing."""
+    for split in data.tests:
+        data.classes(split)
+        data.size(split)
+
+
 def _seconds(step: Callable[[], None], device: str) -> float:
     if not device.startswith("cuda"):
         started = time.process_time()
@@ -281,7 +292,8 @@ class ReleasedAccuracy(Experiment):
     device: str = "cpu"
 
     def prepare(self) -> None:
-        """Finds the files, or says how to get them."""
+        """Finds the image sets and the files, or says how to get them."""
+        _find(self.data(seed=0))
         hub_snapshot(self.repository)
 
     def measure(self, arm: Checkpoint, cell: Cell, context: CellContext) -> Iterator[Measurement]:

@@ -1,5 +1,6 @@
 """Published checkpoints: the official names and layout, and the step from pretraining to tuning."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -130,7 +131,9 @@ def load_official_checkpoint(path: str | Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return from_official(load_file(path))
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    # Published files carry the arguments of their training beside the weights.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
     for key in ("model_ema", "model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

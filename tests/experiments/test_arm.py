@@ -7,10 +7,12 @@ from PIL import Image
 
 from ritornello.common.errors import UserError
 from ritornello.experiments.arm.data import Digits, ImageFolders, batch_indices
+from ritornello.experiments.arm.experiment import Transfer
 from ritornello.experiments.arm.training import Recipe, TuningRecipe, correct, pretrain, tune
 from ritornello.methods.arm import ARMForImageClassification, ARMForPretraining
 
 SIZES = {"patch_size": 2, "depth": 1, "dim": 8, "d_state": 2, "channels": 1}
+SIZES_OF_ENCODER = {name: size for name, size in SIZES.items() if name != "channels"}
 PLACE = {"image_size": 8, "seed": 0, "device": "cpu"}
 
 
@@ -154,6 +156,20 @@ def test_relabelled_images_have_any_of_several_classes_or_are_left_out(folders, 
         data.size("real")
     with pytest.raises(UserError, match="no file"):
         ImageFolders(0, folders.train, tests, relabelled={"real": "absent.json"}).size("real")
+
+
+def test_class_folders_may_be_numbers_and_others_are_told(folders, tmp_path):
+    (tmp_path / "val").rename(tmp_path / "v2")
+    for number, name in enumerate(("n01", "n02", "n03")):
+        (tmp_path / "v2" / name).rename(tmp_path / "v2" / str(number))
+    data = ImageFolders(0, folders.train, {"v2": str(tmp_path / "v2")})
+    assert data.classes("v2") is None
+    assert data.load("v2", torch.arange(6), "evaluate", 32)[1].tolist() == [0, 0, 1, 1, 2, 2]
+    (tmp_path / "v2" / "2").rename(tmp_path / "v2" / "3")
+    plan = Transfer(lambda seed: ImageFolders(seed, folders.train, {"v2": str(tmp_path / "v2")}),
+                    SIZES_OF_ENCODER, {}, {}, 32)  # fmt: skip
+    with pytest.raises(UserError, match="v2: 3 is not a class folder"):
+        plan.prepare()
 
 
 def test_missing_folder_is_told(tmp_path):

@@ -1,5 +1,7 @@
 """The fine-tuning model: conversion, timm's interface, recipes."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -94,7 +96,8 @@ def test_official_file_loads_with_its_prefixes(tmp_path):
                 name = name.replace(ours, theirs) if name.startswith(ours) else name
             official[name] = value
     file = tmp_path / "arm.pth"
-    torch.save({"model": {f"module.{k}": v for k, v in official.items()}, "epoch": 3}, file)
+    beside = {"epoch": 3, "args": Namespace(lr=1e-3)}
+    torch.save({"model": {f"module.{k}": v for k, v in official.items()}, **beside}, file)
     loaded = load_official_checkpoint(file)
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[k], v) for k, v in model.state_dict().items())
