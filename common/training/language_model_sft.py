@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ritornello.common.training.trl_training import (
     TextPrompt,
     TrainingSettings,
+    on_one_device,
     tokenize_completion,
     tokenize_prompt,
     with_padding,
@@ -76,7 +77,7 @@ def sft_trainer(
     ]
     return SFTTrainer(
         model=model,
-        args=SFTConfig(**settings.trainer_arguments(output_dir, use_cpu)),
+        args=on_one_device(SFTConfig(**settings.trainer_arguments(output_dir, use_cpu))),
         train_dataset=Dataset.from_list(tokenized),
         processing_class=tokenizer,
         peft_config=settings.adapters,

@@ -25,7 +25,7 @@ from ritornello.common.training.preference import (
     pair_logprobs,
     tokenize_pair,
 )
-from ritornello.common.training.trl_training import with_padding
+from ritornello.common.training.trl_training import on_one_device, with_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -214,7 +214,7 @@ def preference_trainer(
             for row in replay
         ],
         model=model,
-        args=config,
+        args=on_one_device(config),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         data_collator=_PairCollator(pad_token_id),

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-    from transformers import PreTrainedTokenizerBase, Trainer
+    from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+Arguments = TypeVar("Arguments", bound="TrainingArguments")
 TextPrompt = str | Sequence[Mapping[str, str]]
 """Raw text, or messages for the chat template."""
 
@@ -106,6 +107,13 @@ class TrainingSettings:
         )
 
 
+def on_one_device(arguments: "Arguments") -> "Arguments":
+    """Keeps a process that sees several GPUs on one: trl refuses to split a batch over them."""
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
+
+
 def with_padding(tokenizer: "PreTrainedTokenizerBase") -> int:
     """The padding token's id; a tokenizer without one pads with its end-of-sequence token."""
     if tokenizer.pad_token_id is None:
@@ -186,4 +194,6 @@ def train(trainer: "Trainer", *, resume: bool = False) -> list[dict[str, float]]
     assert folder is not None
     known = resume and Path(folder).is_dir()
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if known else None)
+    # the model's forward is its own again, without the autocast of the training
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer.state.log_history

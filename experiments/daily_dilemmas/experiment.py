@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ritornello.common.chat import ChatClient, ContinuationScores
+from ritornello.common.chat import CachedClient, ChatClient, ContinuationScores
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation import Record, evaluate
 from ritornello.common.evaluation.permutation import read_answer, shown_order
@@ -118,7 +118,9 @@ class ModelStudy(Experiment):
         task = DilemmaTask(
             dilemmas, mode=self.mode, show_actions=self.show_actions, system_prompt=prompt
         )
-        return evaluate(task, self.model, journal=journal, block=max(1, len(dilemmas)))
+        # every answer is kept the moment it arrives, the journal keeps whole blocks
+        client = CachedClient(self.model, journal.with_suffix(".sqlite"))
+        return evaluate(task, client, journal=journal, block=max(1, len(dilemmas)))
 
     def _steered(self, steering: str, folder: Path) -> Iterator[tuple[str, list[Record]]]:
         for number, principle in enumerate(self.principles):

@@ -74,6 +74,11 @@ class Evaluation(Experiment):
     block: int = 64
     context_tokens: int | None = None
 
+    def prepare(self) -> None:
+        # files that are not there are said before any model is asked
+        if getattr(self.questions, "func", None) is published_questions:
+            self.questions(0, "ko")
+
     @cached_property
     def model(self) -> ChatClient:
         if self.client is None:

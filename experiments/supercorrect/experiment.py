@@ -28,7 +28,7 @@ from ritornello.experiments.supercorrect.attempts import (
     second_attempts,
 )
 from ritornello.experiments.supercorrect.figures import figures
-from ritornello.experiments.supercorrect.outcomes import share
+from ritornello.experiments.supercorrect.outcomes import share, steadiness
 from ritornello.experiments.supercorrect.world import (
     ModularSolver,
     ModularWorld,
@@ -361,6 +361,4 @@ class ModularStudy(Experiment):
             template=WordSolutionTemplate(arm.style),
             judge=same_word,
         )
-        means = [statistics.fmean(run) for run in runs]
-        yield Measurement("sampled_accuracy", statistics.fmean(means), samples=means)
-        yield Measurement("sampled_spread", statistics.pstdev(means))
+        yield from steadiness(runs)

@@ -84,17 +84,20 @@ def _gains(results: Results) -> Figure | None:
 
 
 def _repeats(results: Results) -> Figure | None:
-    rows = results.select(PART, "sampled_accuracy")
-    if rows.empty:
+    parts = [results.select(part, "sampled_accuracy") for part in (PART, "language_model")]
+    parts = [rows for rows in parts if not rows.empty]
+    if not parts:
         return None
-    figure, axes = new_figure(width=8)
-    arms = _arms(rows)
-    runs = [
-        [run for samples in rows[rows["arm"] == arm]["samples"] for run in samples] for arm in arms
-    ]
-    axes.boxplot(runs)
-    axes.set_xticks(range(1, len(arms) + 1), [arm.replace("_", "\n") for arm in arms])
-    axes.set(ylabel="accuracy of a sampled run")
+    figure, panels = new_figure(1, len(parts), width=8, squeeze=False)
+    for axes, rows in zip(panels[0], parts, strict=True):
+        arms = _arms(rows)
+        runs = [
+            [run for samples in rows[rows["arm"] == arm]["samples"] for run in samples]
+            for arm in arms
+        ]
+        axes.boxplot(runs)
+        axes.set_xticks(range(1, len(arms) + 1), [arm.replace("_", "\n") for arm in arms])
+    panels[0][0].set(ylabel="accuracy of a sampled run")
     return Figure(
         "repeats", "Accuracy of independent sampled runs on the same problems, all seeds.", figure
     )

@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ritornello.common.cache import file_lock
+from ritornello.common.cache import cache_root, file_lock
 from ritornello.common.chat import CachedClient, ChatClient, GenerationParams, TransformersClient
 from ritornello.common.jsonl import write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
-from ritornello.common.training.language_model_sft import SFTSettings
-from ritornello.common.training.preference import PreferenceSettings
-from ritornello.experiments.supercorrect.outcomes import share
+from ritornello.common.training.language_model_sft import SFTSettings, tokenize_row
+from ritornello.common.training.preference import PreferenceSettings, tokenize_pair
+from ritornello.experiments.supercorrect.context import ContextBound
+from ritornello.experiments.supercorrect.outcomes import share, steadiness
 from ritornello.methods.supercorrect.answers import answers_equal
 from ritornello.methods.supercorrect.baselines import (
     CHAIN_OF_THOUGHT,
@@ -26,7 +27,7 @@ from ritornello.methods.supercorrect.building import (
     build_hsft_dataset,
     collect_errors,
 )
-from ritornello.methods.supercorrect.evaluation import judge_corrections
+from ritornello.methods.supercorrect.evaluation import judge_corrections, repeated_accuracy
 from ritornello.methods.supercorrect.protocols import (
     LAYOUTS,
     MINERVA_MATH,
@@ -75,8 +76,8 @@ class Pipeline:
 
 
 def teacher_and_inspector(client: Callable[[], ChatClient]) -> tuple[TeacherClient, Inspector]:
-    """One model in both roles: an endpoint, or a local one."""
-    model = client()
+    """One model in both roles: an endpoint, or a local one; no question is asked it twice."""
+    model = CachedClient(client(), cache_root() / "supercorrect" / "teacher.sqlite")
     return LLMTeacher(model), LLMInspector(model)
 
 
@@ -93,6 +94,9 @@ class LanguageModelStudy(Experiment):
         hsft: settings of stage 1 (and of the imitation baselines); the seed is the cell's.
         preferences: settings of stage 2; likewise.
         max_tokens: most tokens of an answer.
+        repeats: sampled runs over the test problems of level 5 (Fig. 5); 0 for none.
+        repeat_problems: how many of them.
+        temperature, top_p: of those runs.
     """
 
     model: Callable[[], "PreTrainedModel"]
@@ -104,6 +108,10 @@ class LanguageModelStudy(Experiment):
     hsft: SFTSettings
     preferences: PreferenceSettings
     max_tokens: int
+    repeats: int = 0
+    repeat_problems: int = 300
+    temperature: float = 0.7
+    top_p: float = 0.8
 
     @cached_property
     def reviewers(self) -> tuple[TeacherClient, Inspector]:
@@ -126,17 +134,18 @@ class LanguageModelStudy(Experiment):
         trainer = SuperCorrectTrainer(self.model(), tokenizer, output_dir=context.scratch)
         settings = replace(self.hsft, seed=cell.seed)
         if arm.first_stage == "sft":
-            trainer.hsft(plain_sft_rows(imitated), settings)
+            trainer.hsft(_fitting(tokenizer, plain_sft_rows(imitated), settings), settings)
         elif arm.first_stage == "hsft":
             thoughts = self._thoughts(imitated, context.scratch.parent)
             write_jsonl(context.artifacts / "thoughts.jsonl", thoughts)
-            trainer.hsft(thoughts.rows, settings)
+            trainer.hsft(_fitting(tokenizer, thoughts.rows, settings), settings)
         model = trainer.model
         if arm.second_stage not in ("none", "reflexion"):
             model = self._second_stage(arm, trainer, collected, cell.seed, context)
         # verification and the search for errors begin with the same answers
         client = CachedClient(
-            TransformersClient(model.eval(), tokenizer), context.scratch / "answers.sqlite"
+            ContextBound(TransformersClient(model.eval(), tokenizer)),
+            context.scratch / "answers.sqlite",
         )
         test = self.problems("test", self.limit)
         for source in _sources(test):
@@ -147,6 +156,7 @@ class LanguageModelStudy(Experiment):
                 right = pass_at_1(client, asked, protocol, max_tokens=self.max_tokens)
                 yield share("pass_at_1", right, protocol=name, source=source)
         yield from self._correcting(arm, client, test)
+        yield from self._repeating(arm, client, test, cell.seed)
 
     def _thoughts(self, problems: Sequence[MathProblem], shared: Path) -> DataSet:
         """Asked for once in a run: the teacher's thoughts depend on no arm and no seed."""
@@ -161,7 +171,7 @@ class LanguageModelStudy(Experiment):
         seed: int,
         context: CellContext,
     ) -> "PreTrainedModel":
-        student = TransformersClient(trainer.model.eval(), trainer.tokenizer)
+        student = ContextBound(TransformersClient(trainer.model.eval(), trainer.tokenizer))
         cases = collect_errors(student, problems, template=arm.template, params=self.params)
         pairs = self._pairs(arm, student, problems, cases, context)
         write_jsonl(context.artifacts / "pairs.jsonl", pairs)
@@ -169,9 +179,11 @@ class LanguageModelStudy(Experiment):
             # checkpoints of its own: those of stage 1 are not to be continued
             folder = context.scratch / "imitation"
             trainer = SuperCorrectTrainer(trainer.model, trainer.tokenizer, output_dir=folder)
-            trainer.hsft(teacher_sft_rows(pairs), replace(self.hsft, seed=seed))
+            rows = _fitting(trainer.tokenizer, teacher_sft_rows(pairs), self.hsft)
+            trainer.hsft(rows, replace(self.hsft, seed=seed))
         else:
-            trainer.cross_dpo(pairs, replace(self.preferences, seed=seed))
+            fitting = _fitting(trainer.tokenizer, pairs, self.preferences)
+            trainer.cross_dpo(fitting, replace(self.preferences, seed=seed))
         return trainer.model
 
     def _pairs(
@@ -239,6 +251,42 @@ class LanguageModelStudy(Experiment):
             located, corrected = judge_corrections(client, cases, params=self.params)
             yield share("locate", located)
             yield share("correct", corrected)
+
+    def _repeating(
+        self, arm: Pipeline, client: ChatClient, test: Sequence[MathProblem], seed: int
+    ) -> Iterator[Measurement]:
+        """Fig. 5: independent sampled runs over the hardest problems."""
+        hardest = [problem for problem in test if problem.level == 5][: self.repeat_problems]
+        if not self.repeats or not hardest:
+            return
+        params = replace(self.params, temperature=self.temperature, top_p=self.top_p, seed=seed)
+        runs = repeated_accuracy(
+            client, hardest, repeats=self.repeats, params=params, template=arm.template
+        )
+        yield from steadiness(runs)
+        means = [sum(run) / len(run) for run in runs]
+        away = [abs(mean - sum(means) / len(means)) for mean in means]
+        yield Measurement("sampled_deviation", sum(away) / len(away), samples=away)
+
+
+def _fitting(
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: Sequence[Mapping[str, Any]],
+    settings: SFTSettings | PreferenceSettings,
+) -> list[Mapping[str, Any]]:
+    """The rows (or pairs) that are not longer than `max_length`, nor empty: none is ever cut."""
+    kept = []
+    for row in rows:
+        texts = [
+            row[name] for name in ("prompt", "completion", "chosen", "rejected") if name in row
+        ]
+        tokenize = tokenize_row if "completion" in row else tokenize_pair
+        try:
+            tokenize(tokenizer, *texts, max_length=settings.max_length)
+        except ValueError:
+            continue
+        kept.append(row)
+    return kept
 
 
 def _divide(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ritornello.common.errors import UserError
+from ritornello.common.models.hub import hub_snapshot
 from ritornello.methods.supercorrect.answers import answers_equal, boxed_content
 from ritornello.methods.supercorrect.records import MathProblem
 from ritornello.methods.supercorrect.templates import Correction
@@ -93,9 +94,10 @@ def _result(step: str) -> str | None:
     return step.rpartition("=")[2].strip() or None
 
 
-def gsm8k_problems(split: str, limit: int | None = None) -> list[MathProblem]:
-    """`openai/gsm8k`, configuration main."""
-    rows = _load("openai/gsm8k", "main", split)
+def gsm8k_problems(
+    split: str, limit: int | None = None, *, path: str = "openai/gsm8k"
+) -> list[MathProblem]:
+    """GSM8K, configuration main, by hub id or local folder."""
     problems = [
         MathProblem(
             f"gsm8k-{split}-{index}",
@@ -104,30 +106,42 @@ def gsm8k_problems(split: str, limit: int | None = None) -> list[MathProblem]:
             re.sub(r"<<.*?>>", "", row["answer"].split("####")[0]).strip(),
             "gsm8k",
         )
-        for index, row in enumerate(rows)
+        for index, row in enumerate(_rows(path, split, "main"))
     ]
     return problems[:limit]
 
 
-def math_problems(split: str, limit: int | None = None) -> list[MathProblem]:
-    """`nlile/hendrycks-MATH-benchmark`: competition mathematics, the answer in a box."""
-    rows = _load("nlile/hendrycks-MATH-benchmark", None, split)
-    problems = [
-        MathProblem(
-            f"math-{split}-{index}",
-            row["problem"],
-            boxed_content(row["solution"]) or row["answer"],
-            row["solution"],
-            "math",
-        )
-        for index, row in enumerate(rows)
-    ]
+def math_problems(
+    split: str, limit: int | None = None, *, path: str = "EleutherAI/hendrycks_math"
+) -> list[MathProblem]:
+    """MATH (7,500 training and 5,000 test problems), by hub id or local folder.
+
+    The files are of one subject each, so the problems are mixed, the same way every time.
+    """
+    rows = _rows(path, split, "*")
+    problems = []
+    for index in np.random.default_rng(0).permutation(len(rows)):
+        row = rows[index]
+        answer = boxed_content(row["solution"])
+        if answer and answer.strip():
+            level = re.search(r"\d", str(row["level"]))
+            graded = int(level.group()) if level else None  # a few are of "Level ?"
+            name = f"math-{split}-{index}"
+            problems.append(
+                MathProblem(name, row["problem"], answer, row["solution"], "math", graded)
+            )
     return problems[:limit]
 
 
-def paper_problems(split: str, limit: int | None = None) -> list[MathProblem]:
+def paper_problems(
+    split: str,
+    limit: int | None = None,
+    *,
+    math: str = "EleutherAI/hendrycks_math",
+    gsm8k: str = "openai/gsm8k",
+) -> list[MathProblem]:
     """MATH and GSM8K together (the paper adds GaoKao, NuminaMath and MetaMath to 100K)."""
-    return [*math_problems(split, limit), *gsm8k_problems(split, limit)]
+    return [*math_problems(split, limit, path=math), *gsm8k_problems(split, limit, path=gsm8k)]
 
 
 def shop_split(split: str, limit: int | None = None) -> list[MathProblem]:
@@ -135,13 +149,12 @@ def shop_split(split: str, limit: int | None = None) -> list[MathProblem]:
     return shop_problems(limit or 32, seed=0 if split == "train" else 1)
 
 
-def _load(name: str, configuration: str | None, split: str) -> list[dict[str, str]]:
-    from datasets import load_dataset
+def _rows(path: str, split: str, configuration: str) -> list[dict[str, str]]:
+    """The rows of a split: `<configuration>/<split>-*.parquet`, as the hub lays data sets out."""
+    import pandas as pd
 
-    try:
-        return list(load_dataset(name, configuration, split=split))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"data set {name!r} is neither in the local hub cache nor reachable: download it once "
-            f"with network access ({error})"
-        ) from error
+    folder = hub_snapshot(path, repo_type="dataset")
+    files = sorted(folder.glob(f"{configuration}/{split}-*.parquet"))
+    if not files:
+        raise UserError(f"{path} has no file {configuration}/{split}-*.parquet")
+    return [row for file in files for row in pd.read_parquet(file).to_dict("records")]

@@ -13,7 +13,7 @@ FINAL_STATES = ("UNPARSABLE", "ACCEPTED", "REJECTED")
 
 @dataclass(frozen=True)
 class MathProblem:
-    """A problem with its reference solution.
+    """A problem with its reference solution; MATH grades its problems' difficulty from 1 to 5.
 
     Raises:
         ValueError: no answer, without which no solution can be judged.
@@ -24,6 +24,7 @@ class MathProblem:
     answer: str
     solution: str
     source: str = ""
+    level: int | None = None
 
     def __post_init__(self) -> None:
         if not self.answer.strip():

@@ -194,6 +194,26 @@ def test_gradient_accumulation_changes_nothing_but_rounding(tokenizer, tmp_path)
         torch.testing.assert_close(value, twice.state_dict()[name], rtol=1e-3, atol=1e-4)
 
 
+def test_a_process_that_sees_several_devices_trains_on_one(tokenizer, tmp_path, monkeypatch):
+    from transformers import TrainingArguments
+
+    seen = property(lambda given: 1 if given._n_gpu == 1 else 2)
+    monkeypatch.setattr(TrainingArguments, "n_gpu", seen)
+    _, log = trained(tokenizer, tmp_path / "pairs", max_steps=1)
+    plan = SFTSettings(max_steps=1, batch_size=2)
+    one = sft_trainer(small_model(), tokenizer, REPLAY, plan, output_dir=tmp_path, use_cpu=True)
+    assert log
+    assert one.args.n_gpu == 1
+
+
+def test_a_model_computes_after_mixed_precision_training_as_before(tokenizer, tmp_path):
+    model, _ = trained(tokenizer, tmp_path, max_steps=1, bf16=True)
+    ids = torch.arange(6)[None]
+    fresh = small_model()
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(model(ids).logits, fresh(ids).logits)
+
+
 def test_training_raises_the_margin(tokenizer, tmp_path):
     _, log = trained(tokenizer, tmp_path, max_steps=20)
     margins = [row["rewards/margins"] for row in log if "rewards/margins" in row]

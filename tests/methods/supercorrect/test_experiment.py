@@ -1,12 +1,17 @@
 """What the experiment is made of: the tiny student, generated word problems, the whole pipeline."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 
-from ritornello.common.chat import CapabilityError, GenerationParams, replicates
+from ritornello.common.chat import (
+    CapabilityError,
+    GenerationParams,
+    TransformersClient,
+    replicates,
+)
 from ritornello.common.errors import UserError
 from ritornello.common.jsonl import read_jsonl
 from ritornello.common.models.tiny import tiny_causal_lm
@@ -15,13 +20,20 @@ from ritornello.common.runs import Cell, CellContext
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
 from ritornello.experiments.supercorrect.attempts import plain_case
+from ritornello.experiments.supercorrect.context import ContextBound
 from ritornello.experiments.supercorrect.figures import figures
 from ritornello.experiments.supercorrect.language_model import (
     LanguageModelStudy,
     Pipeline,
     _divide,
+    _fitting,
 )
-from ritornello.experiments.supercorrect.problem_sets import ShopSolver, shop_problems, shop_split
+from ritornello.experiments.supercorrect.problem_sets import (
+    ShopSolver,
+    math_problems,
+    shop_problems,
+    shop_split,
+)
 from ritornello.experiments.supercorrect.student import (
     WordModelClient,
     build_model,
@@ -209,6 +221,60 @@ def test_second_stages_on_corrections_start_from_hierarchical_thoughts(tmp_path)
     study, context = tiny_study(tmp_path)
     with pytest.raises(ValueError, match="must start from an HSFT model"):
         list(study.measure(Pipeline("none", "cross_dpo"), Cell("lm", "a", 0), context))
+
+
+def test_sampled_runs_over_the_hardest_problems_are_measured_and_drawn(tmp_path):
+    """Fig. 5."""
+    study, context = tiny_study(tmp_path)
+
+    def graded(split, limit):
+        problems = shop_split(split, limit)
+        return [replace(p, level=5 - i % 2) for i, p in enumerate(problems)]
+
+    study.problems, study.repeats, study.repeat_problems = graded, 3, 2
+    measurements = list(study.measure(Pipeline("hsft"), Cell("language_model", "a", 0), context))
+    sampled = {m.metric: m for m in measurements if m.metric.startswith("sampled")}
+    assert len(sampled["sampled_accuracy"].samples) == 3
+    assert sampled.keys() == {"sampled_accuracy", "sampled_spread", "sampled_deviation"}
+    record = {"cell": asdict(Cell("language_model", "a", 0))}
+    record["measurements"] = [m.as_record() for m in measurements]
+    drawn = [figure.name for figure in figures(Results.from_records([record], tmp_path))]
+    assert drawn == ["repeats", "pass_at_1_by_protocol"]
+
+
+def test_rows_that_are_too_long_for_training_are_left_out_and_stop_nothing():
+    rows = [{"prompt": "1 2", "completion": text} for text in ("3", "3 4 5 6 7", " ")]
+    pairs = [{"prompt": "1 2", "chosen": "3", "rejected": text} for text in ("4", "4 5 6 7 8")]
+    assert _fitting(chat_tokenizer(), rows, SFTSettings(max_length=5)) == rows[:1]
+    assert _fitting(chat_tokenizer(), pairs, PreferenceSettings(max_length=5)) == pairs[:1]
+
+
+def test_an_answer_ends_where_the_context_does():
+    model = tiny_causal_lm(width=16, hidden=24, heads=2, vocabulary=19, max_positions=8)
+    client = ContextBound(TransformersClient(model, chat_tokenizer()))
+    prompts = ["1 2", "1 2 3", "1 2 3 4 5"]
+    answers = client.generate(prompts, GenerationParams(max_tokens=4))
+    alone = TransformersClient(model, chat_tokenizer())
+    whole = alone.generate(prompts[:1], GenerationParams(max_tokens=4))
+    assert answers[0].token_ids == whole[0].token_ids
+    assert len(answers[1].token_ids) <= 3
+    assert (answers[2].text, answers[2].finish_reason) == ("", "length")
+
+
+def test_math_is_read_from_a_folder_laid_out_as_on_the_hub(tmp_path):
+    import pandas as pd
+
+    for subject, levels in (("algebra", ["Level 5", "Level ?"]), ("geometry", ["Level 2"])):
+        (tmp_path / subject).mkdir()
+        rows = [
+            {"problem": subject, "level": level, "solution": r"so \boxed{7}"} for level in levels
+        ]
+        pd.DataFrame(rows).to_parquet(tmp_path / subject / "test-00000-of-00001.parquet")
+    problems = math_problems("test", path=str(tmp_path))
+    assert sorted(str(p.level) for p in problems) == ["2", "5", "None"]
+    assert {p.answer for p in problems} == {"7"}
+    with pytest.raises(UserError, match=r"no file \*/train-\*\.parquet"):
+        math_problems("train", path=str(tmp_path))
 
 
 def test_too_few_examples_are_told_before_anything_is_trained(tmp_path):
