@@ -171,7 +171,8 @@ def fetch_checkpoints(node: Any) -> None:
         if isinstance(child, dict | list):
             fetch_checkpoints(child)
     if isinstance(node, dict) and isinstance(node.get("name_or_path"), str):
-        hub_snapshot(node["name_or_path"], revision=node.get("revision"))
+        weights = str(node.get("_target_")).endswith(".load_causal_lm")
+        hub_snapshot(node["name_or_path"], revision=node.get("revision"), weights=weights)
 
 
 def run_directory(config: dict[str, Any]) -> RunDirectory:

@@ -56,12 +56,15 @@ def wikitext2(
         return _local_text(Path(path).expanduser(), split)
     from ritornello.common.models.hub import hub_snapshot
 
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset") / "wikitext-2-raw-v1"
+    if split not in ("train", "validation", "test"):
+        raise UserError(f"split must be train, validation or test, got {split!r}")
+    subset = "wikitext-2-raw-v1"
+    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset", only=subset) / subset
     import pandas as pd
 
     files = sorted(folder.glob(f"{split}-*.parquet"))
     if not files:
-        raise UserError(f"split must be train, validation or test, got {split!r}")
+        raise UserError(f"{folder} has no {split}-*.parquet")
     return "\n\n".join(pd.concat([pd.read_parquet(f) for f in files])["text"])
 
 

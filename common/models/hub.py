@@ -1,5 +1,6 @@
 """Checkpoints by hub id or local folder, with the network's absence said at once."""
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,13 +42,36 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found
 
 
+# What repositories hold beside the files that transformers reads; as much again, or more.
+_OTHER_FORMATS = [
+    "original/*",
+    "consolidated*",
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.onnx",
+    "*.onnx_data",
+]
+_PICKLED_WEIGHTS = ["*.bin", "*.pt", "*.pth"]  # left out where there are safetensors
+
+
 def hub_snapshot(
-    name_or_path: str, *, repo_type: str = "model", revision: str | None = None
+    name_or_path: str,
+    *,
+    repo_type: str = "model",
+    revision: str | None = None,
+    weights: bool = False,
+    only: str | None = None,
 ) -> Path:
     """A local folder with the files of a hub repository, or the folder itself if it is one.
 
     The hub's cache is tried first and the network once, so that its absence is told in a second
-    rather than after minutes of retries.
+    rather than after minutes of retries. Of a model's repository the copies of the weights in
+    other formats stay where they are.
+
+    Args:
+        weights: the cache counts only if all files of the weights are in it.
+        only: a folder of the repository; nothing else is fetched or looked for.
 
     Raises:
         UserError: neither a folder, nor in the cache, nor reachable.
@@ -60,21 +84,42 @@ def hub_snapshot(
     from huggingface_hub import HfApi, snapshot_download
 
     where = {"repo_id": name_or_path, "repo_type": repo_type, "revision": revision}
-    try:
-        return Path(snapshot_download(**where, local_files_only=True))
-    except Exception:
-        pass
+    where["allow_patterns"] = None if only is None else [f"{only}/*"]
+    others = _OTHER_FORMATS if repo_type == "model" else []
+    for ignored in (others, [*others, *_PICKLED_WEIGHTS]):
+        try:
+            found = snapshot_download(**where, ignore_patterns=ignored, local_files_only=True)
+        except Exception:
+            continue
+        if (not weights or _has_weights(Path(found))) and (Path(found) / (only or "")).is_dir():
+            return Path(found)
     remedy = (
         f"Either go online, or download {name_or_path} elsewhere "
         f"(hf download {name_or_path} --repo-type {repo_type}) and pass the folder's path instead"
     )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        raise UserError(f"{name_or_path} is not in the cache and HF_HUB_OFFLINE is set. {remedy}")
+        raise UserError(
+            f"{name_or_path} is not in the cache, or not all of it, and HF_HUB_OFFLINE is set. "
+            f"{remedy}"
+        )
     try:
-        HfApi().repo_info(name_or_path, repo_type=repo_type, revision=revision, timeout=10)
-        return Path(snapshot_download(**where))
+        info = HfApi().repo_info(name_or_path, repo_type=repo_type, revision=revision, timeout=10)
+        names = [file.rfilename for file in getattr(info, "siblings", None) or []]
+        if repo_type == "model" and any(name.endswith(".safetensors") for name in names):
+            others = [*others, *_PICKLED_WEIGHTS]
+        return Path(snapshot_download(**where, ignore_patterns=others))
     except Exception as error:
         raise UserError(f"{name_or_path} cannot be fetched ({error}). {remedy}") from error
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a snapshot has weights, and every file that an index of them names."""
+    for index in folder.glob("*.index.json"):
+        files = set(json.loads(index.read_text())["weight_map"].values())
+        if all((folder / file).exists() for file in files):
+            return True
+    single = (folder / name for name in ("model.safetensors", "pytorch_model.bin"))
+    return any(file.exists() for file in single)
 
 
 def load_causal_lm(
@@ -91,7 +136,7 @@ def load_causal_lm(
     from transformers import AutoModelForCausalLM
 
     place, kind = resolve_device(device), resolve_dtype(dtype)
-    folder = hub_snapshot(name_or_path, revision=revision)
+    folder = hub_snapshot(name_or_path, revision=revision, weights=True)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True)
     except Exception as error:

@@ -75,7 +75,8 @@ def wikitext103(path: str | None = None) -> Corpus:
         return Corpus(*(file.read_text(encoding="utf-8") for file in files))
     from ritornello.common.models.hub import hub_snapshot
 
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset") / "wikitext-103-v1"
+    subset = "wikitext-103-v1"
+    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset", only=subset) / subset
     import pandas as pd
 
     return Corpus(

@@ -141,8 +141,9 @@ def wikitext103(split: str = "train", path: str | None = None) -> str:
 
     from ritornello.common.models.hub import hub_snapshot
 
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset") / "wikitext-103-raw-v1"
+    subset = "wikitext-103-raw-v1"
+    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset", only=subset) / subset
     files = sorted(folder.glob(f"{split}-*.parquet"))
     if not files:
-        raise UserError(f"split must be train, validation or test, got {split!r}")
+        raise UserError(f"{folder} has no {split}-*.parquet: split is train, validation or test")
     return "\n\n".join(pd.concat([pd.read_parquet(file) for file in files])["text"])
