@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-TargetNorm = Literal["instance", "layer", "batch", "none"]
+TargetNorm = Literal["instance", "layer", "batch", "group", "none"]
 _EPS = 1e-5
 
 
@@ -33,6 +33,9 @@ def _normalise(x: Tensor, norm: TargetNorm, padding_mask: Tensor | None) -> Tens
     if norm == "batch":
         flat = x.flatten(0, 1)
         return F.batch_norm(flat, None, None, training=True).view_as(x) if len(flat) > 1 else x * 0
+    if norm == "group":
+        time_first = x.transpose(0, 1)
+        return F.layer_norm(time_first, time_first.shape[1:]).transpose(0, 1)
     return x
 
 
@@ -49,7 +52,8 @@ def distillation_targets(
     Args:
         hidden_ffn: feed-forward outputs before their residual, first layer first.
         top_k: layers averaged, K.
-        norm: of each layer before the mean; ``instance`` is over time, per clip and channel.
+        norm: of each layer before the mean; ``instance`` is over time, per clip and channel,
+            ``group`` over clips and channels, per time, as the official option of that name.
         output_norm: of the mean.
         padding_mask: keeps padded frames out of the statistics over time; without it they count,
             as in the official code.
@@ -58,10 +62,8 @@ def distillation_targets(
         ValueError: an unknown norm, or another number of layers than there are.
     """
     for name, value in (("norm", norm), ("output_norm", output_norm)):
-        if value not in ("instance", "layer", "batch", "none"):
-            raise ValueError(
-                f"{name} must be 'instance', 'layer', 'batch' or 'none', got {value!r}"
-            )
+        if value not in get_args(TargetNorm):
+            raise ValueError(f"{name} must be one of {get_args(TargetNorm)}, got {value!r}")
     if not 1 <= top_k <= len(hidden_ffn):
         raise ValueError(f"top_k must lie in [1, {len(hidden_ffn)}] layers, got {top_k}")
     layers = [_normalise(x.float(), norm, padding_mask) for x in hidden_ffn[-top_k:]]

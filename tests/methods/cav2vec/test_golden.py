@@ -171,6 +171,14 @@ def test_targets_equal_the_official_ones(name, norms):
     np.testing.assert_allclose(distillation_targets(layers, top_k=3, **norms), want, atol=1e-5)
 
 
+def test_the_group_norm_is_over_clips_and_channels_at_each_time():
+    """The official option normalises the last two axes of time-first layers."""
+    layer = filled_tensor("group", (7, 3, 6))  # time, batch, channels
+    normed = distillation_targets([layer.transpose(0, 1)], top_k=1, norm="group")
+    want = torch.nn.functional.layer_norm(layer, (3, 6)).transpose(0, 1)
+    torch.testing.assert_close(normed, want)
+
+
 @pytest.mark.parametrize("case", golden_json("visual"), ids=lambda c: f"{c['case']}-{c['kind']}")
 def test_pictures_are_corrupted_as_officially(case):
     number, size = case["case"], case["size"]
