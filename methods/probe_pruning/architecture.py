@@ -78,7 +78,7 @@ def take_apart(model: "PreTrainedModel") -> list[LayerParts]:
         ValueError: the architecture or its attention implementation is not supported, a projection
             is not a plain linear layer, or the heads do not fit their projection.
     """
-    config = model.config
+    config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     if kind not in SUPPORTED or model.get_output_embeddings() is None:
         raise ValueError(

@@ -105,6 +105,7 @@ class PrunedModel(nn.Module):
         """Histories that exist, by block: `layers.3.attention`, `layers.3.mlp`."""
         return {name: block.history for name, block in self._blocks() if block.history is not None}
 
+    @torch.inference_mode(mode=False)  # the history goes on changing outside of it
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Int[Tensor, "batch tokens"]]) -> None:
         """Fills the history from whole-length batches run through the dense model.
@@ -158,6 +159,7 @@ class PrunedModel(nn.Module):
                     tensors[f"{name}.{field}"] = tensor.contiguous()
         save_file(tensors, path)
 
+    @torch.inference_mode(mode=False)
     def load_history(self, path: str | Path) -> None:
         """Reads a history that `save_history` wrote for the same model and skipped layers.
 

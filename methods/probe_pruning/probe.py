@@ -56,7 +56,8 @@ def probe_positions(
     present: Bool[Tensor, "batch tokens"] | None = None,
 ) -> tuple[Int[Tensor, " samples"], Int[Tensor, " chosen"]]:
     """`select_probe` without its checks; pads (`present` false) count as zero residual."""
-    norms = torch.linalg.vector_norm(residual, dim=-1, dtype=torch.float32)
+    wide = torch.promote_types(residual.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(residual, dim=-1, dtype=wide)
     if present is not None:
         norms = norms.masked_fill(~present, 0)
     samples, tokens = (torch.arange(n, device=norms.device) for n in norms.shape)

@@ -34,6 +34,13 @@ class Session:
     )
     _side: torch.cuda.Stream | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Weak references and streams stay behind: a copy has seen no cache yet.
+        return self.__dict__ | {"_by_cache": {}, "_side": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _by_cache=WeakKeyDictionary())
+
     def begin(self, attention_mask: Tensor | None, cache: Any, tokens: int) -> None:
         """Reads the pads of a new batch, and whether it goes on from a cache."""
         self.previous_residual = None

@@ -63,6 +63,8 @@ def test_unsupported_models(build):
         prune_model(gpt2)
     with pytest.raises(ValueError, match="model must be a causal language model"):
         prune_model(build().model)
+    with pytest.raises(ValueError, match="got Linear"):
+        prune_model(torch.nn.Linear(2, 2))
     model = build()
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="attn_implementation must be one of sdpa, eager"):

@@ -1,5 +1,7 @@
 """The pruned model: every family, pads, decoding, files, dtypes, and the loop as oracle."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -258,8 +260,14 @@ def test_calibration_sees_the_dense_model(build, prune, ids):
     torch.testing.assert_close(pruned.history["layers.3.mlp"].energy, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_close_to_single(build, prune, ids, dtype):
+def test_a_pickled_model_prunes_alike(build, prune, ids):
+    pruned = prune(build())
+    again = pickle.loads(pickle.dumps(pruned))
+    assert torch.equal(logits(again, ids), logits(pruned, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_are_close_to_single(build, prune, ids, dtype):
     model = build()
     pruned = prune(model, update_history=False)
     single = logits(pruned, ids)
@@ -278,8 +286,8 @@ def test_autocast_runs_and_is_close(build, prune, ids):
 
 
 def test_inference_mode_and_no_grad_may_alternate(build, prune, ids):
-    pruned = prune(build())
     with torch.inference_mode():
+        pruned = prune(build())  # calibration too
         pruned(ids)
     logits(pruned, ids.flip(1))
     with torch.inference_mode():
