@@ -52,8 +52,9 @@ def reward_difference_above(threshold: float) -> Rule:
 
 
 def distance_above(threshold: float) -> Rule:
-    """`min_neighbor_distance` > threshold."""
-    return _above("min_neighbor_distance", threshold)
+    """`min_neighbor_distance` > threshold; None, of a row without any other, is far enough."""
+    beyond = _above("min_neighbor_distance", threshold)
+    return lambda row: row["min_neighbor_distance"] is None or beyond(row)
 
 
 def no_trailing_colon(row: Row) -> bool:

@@ -283,11 +283,13 @@ class MagpiePipeline:
         np.save(out / "stages" / "embeddings.npy", np.asarray(embeddings))
         found = NearestNeighborDeduplicator(self.config.dedup_threshold).fit(embeddings)
         similar = [None if i < 0 else rows[i]["id"] for i in found.min_similar_index]
+        # a row without company has no distance: JSON knows no infinity
+        distances = [float(d) if np.isfinite(d) else None for d in found.min_neighbor_distance]
         return [
             dict(row)
             | {
                 "conversation_id": row["id"],
-                "min_neighbor_distance": float(found.min_neighbor_distance[i]),
+                "min_neighbor_distance": distances[i],
                 "repeat_count": int(found.repeat_count[i]),
                 "min_similar_conversation_id": similar[i],
             }

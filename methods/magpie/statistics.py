@@ -34,7 +34,9 @@ def summarize(
         "distinct_2": distinct_2(texts),
         "truncated_responses": sum(row["response_finish_reason"] == "length" for row in kept),
         "repeats": sum(int(row["repeat_count"]) > 0 for row in kept),
-        "min_neighbor_distance": _quantiles([row["min_neighbor_distance"] for row in kept]),
+        "min_neighbor_distance": _quantiles(
+            [d for r in kept if (d := r["min_neighbor_distance"]) is not None]
+        ),
         "instruction_characters": _quantiles([len(text) for text in texts]),
         "response_characters": _quantiles([len(str(row["response"])) for row in kept]),
         "tags": {name: _histogram(kept, name) for name in _TAGS if kept and name in kept[0]},

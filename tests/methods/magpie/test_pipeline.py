@@ -79,6 +79,16 @@ def test_rows_go_through_their_states(chatml, tmp_path):
     assert stats["repeats"] == 3
 
 
+def test_a_single_row_makes_valid_json(chatml, tmp_path):
+    def refuse(constant):
+        raise ValueError(constant)
+
+    pipeline(chatml, config=replace(UNFILTERED, n=1)).run(tmp_path)
+    row = json.loads((tmp_path / "final.jsonl").read_text(), parse_constant=refuse)
+    assert row["min_neighbor_distance"] is None
+    json.loads((tmp_path / "stats.json").read_text(), parse_constant=refuse)
+
+
 def test_final_rows_hold_text_origin_and_tags(chatml, tmp_path):
     pipeline(chatml, config=UNFILTERED).run(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "final.jsonl").open()]

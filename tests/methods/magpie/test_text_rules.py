@@ -101,7 +101,7 @@ def test_filter_boundaries():
     assert filter_rows(rows, [reward_above(-10.0)]) == rows[1:2]
     levels = [{"difficulty": value} for value in ("easy", "medium", "hard", None)]
     assert filter_rows(levels, [difficulty_at_least("medium")]) == levels[1:3]
-    alone = [{"min_neighbor_distance": value} for value in (0.0, 1e-9, float("inf"))]
+    alone = [{"min_neighbor_distance": value} for value in (0.0, 1e-9, float("inf"), None)]
     assert filter_rows(alone, [distance_above(0.0)]) == alone[1:]
     groups = [
         {"conversation_id": "a", "min_similar_conversation_id": similar}
