@@ -46,26 +46,39 @@ def wikitext2(
 
     Args:
         split: which part.
-        path: a text file, or a folder that holds `<split>.txt` or `wiki.<split>.*`; without it the
-            hub set `Salesforce/wikitext`, `wikitext-2-raw-v1`.
+        path: a text file, or a folder that holds `<split>.txt` or `wiki.<split>.*`, or is laid out
+            like the hub set; without it the hub set `Salesforce/wikitext`, `wikitext-2-raw-v1`.
 
     Raises:
         UserError: no such file, or no network.
     """
-    if path is not None:
-        return _local_text(Path(path).expanduser(), split)
-    from ritornello.common.models.hub import hub_snapshot
+    return wikitext("wikitext-2-raw-v1", split, path)
 
+
+def wikitext(subset: str, split: str, path: str | None = None) -> str:
+    """A part of a raw WikiText as one text, rows joined by a blank line; see `wikitext2`."""
     if split not in ("train", "validation", "test"):
         raise UserError(f"split must be train, validation or test, got {split!r}")
-    subset = "wikitext-2-raw-v1"
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset", only=subset) / subset
+    if path is not None and not (Path(path).expanduser() / subset).is_dir():
+        return _local_text(Path(path).expanduser(), split)
+    return "\n\n".join(wikitext_rows(subset, split, path))
+
+
+def wikitext_rows(subset: str, split: str, path: str | None = None) -> list[str]:
+    """The rows of the hub set `Salesforce/wikitext`, or of a local folder laid out like it.
+
+    Raises:
+        UserError: no such files, or no network.
+    """
     import pandas as pd
 
-    files = sorted(folder.glob(f"{split}-*.parquet"))
+    from ritornello.common.models.hub import hub_snapshot
+
+    root = hub_snapshot(path or "Salesforce/wikitext", repo_type="dataset", only=subset)
+    files = sorted((root / subset).glob(f"{split}-*.parquet"))
     if not files:
-        raise UserError(f"{folder} has no {split}-*.parquet")
-    return "\n\n".join(pd.concat([pd.read_parquet(f) for f in files])["text"])
+        raise UserError(f"{root / subset} has no {split}-*.parquet")
+    return [row for file in files for row in pd.read_parquet(file)["text"]]
 
 
 def _local_text(path: Path, split: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ritornello.common.data.text import documentation_text
+from ritornello.common.data.text import documentation_text, wikitext_rows
 from ritornello.common.errors import UserError
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
@@ -63,28 +63,17 @@ def wikitext103(path: str | None = None) -> Corpus:
     """WikiText-103 with its word vocabulary (`<unk>` in the text).
 
     Args:
-        path: folder with `wiki.train.tokens` and `wiki.test.tokens`; without it the hub set
-            `Salesforce/wikitext`, `wikitext-103-v1`.
+        path: folder with `wiki.train.tokens` and `wiki.test.tokens`, or laid out like the hub set;
+            without it the hub set `Salesforce/wikitext`, `wikitext-103-v1`.
     """
-    if path is not None:
-        folder = Path(path).expanduser()
-        files = [folder / f"wiki.{split}.tokens" for split in ("train", "test")]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise UserError(f"path={path} must hold {' and '.join(missing)}")
-        return Corpus(*(file.read_text(encoding="utf-8") for file in files))
-    from ritornello.common.models.hub import hub_snapshot
-
-    subset = "wikitext-103-v1"
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset", only=subset) / subset
-    import pandas as pd
-
-    return Corpus(
-        *(
-            "".join(pd.concat(map(pd.read_parquet, sorted(folder.glob(f"{split}-*.parquet")))).text)
-            for split in ("train", "test")
-        )
-    )
+    subset, splits = "wikitext-103-v1", ("train", "test")
+    if path is None or (Path(path).expanduser() / subset).is_dir():
+        return Corpus(*("".join(wikitext_rows(subset, split, path)) for split in splits))
+    files = [Path(path).expanduser() / f"wiki.{split}.tokens" for split in splits]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"path={path} must hold {' and '.join(missing)}")
+    return Corpus(*(file.read_text(encoding="utf-8") for file in files))
 
 
 def enwik8(path: str) -> Corpus:

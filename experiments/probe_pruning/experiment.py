@@ -58,6 +58,10 @@ class Calibrated(Experiment):
     tokens: int
     batch_size: int
 
+    def prepare(self) -> None:
+        """Fetches the texts."""
+        self.calibration_text()
+
     @cached_property
     def language_model(self) -> "PreTrainedModel":
         """The dense model, loaded at first use and pruned by one arm after another."""
@@ -136,6 +140,10 @@ class Perplexity(Calibrated):
     order: Literal["consecutive", "random"]
     agreement: bool
 
+    def prepare(self) -> None:
+        self.text()
+        super().prepare()
+
     def measure(
         self, arm: ProbePruningConfig, cell: Cell, context: CellContext
     ) -> Iterator[Measurement]:
@@ -201,14 +209,21 @@ class Commonsense(Calibrated):
     """Zero-shot accuracy on a multiple-choice task, the coordinate `task`.
 
     Attributes:
+        tasks: all values of the coordinate, fetched before the first cell.
         paths: hub id or local folder of a task, where it is not the usual hub id.
         max_tokens: longest pair of context and choice.
         limit: only so many questions; None for all.
     """
 
+    tasks: list[str]
     paths: dict[str, str]
     max_tokens: int
     limit: int | None
+
+    def prepare(self) -> None:
+        for task in self.tasks:
+            commonsense.commonsense_questions(task, self.paths.get(task))
+        super().prepare()
 
     def measure(
         self, arm: ProbePruningConfig, cell: Cell, context: CellContext

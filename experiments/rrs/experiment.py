@@ -64,6 +64,12 @@ class LanguageModel(Experiment):
     calibration_tokens: int = 256
     calibration_windows: int = 4
 
+    def prepare(self) -> None:
+        """Fetches the texts."""
+        self.text()
+        if self.calibration_text:
+            self.calibration_text()
+
     @cached_property
     def _scored(self) -> Tensor:
         text = self.text()
@@ -152,6 +158,7 @@ class ZeroShot(LanguageModel):
 
     def prepare(self) -> None:
         check_installed()
+        super().prepare()
 
     @torch.inference_mode()
     def measure(self, arm: RRSConfig, cell: Cell, context: CellContext) -> Iterator[Measurement]:

@@ -133,17 +133,6 @@ def wikitext103(split: str = "train", path: str | None = None) -> str:
     Raises:
         UserError: no such file, or no network.
     """
-    from ritornello.common.data.text import wikitext2
+    from ritornello.common.data.text import wikitext
 
-    if path is not None:
-        return wikitext2(split, path)  # reads any local text or folder of splits
-    import pandas as pd
-
-    from ritornello.common.models.hub import hub_snapshot
-
-    subset = "wikitext-103-raw-v1"
-    folder = hub_snapshot("Salesforce/wikitext", repo_type="dataset", only=subset) / subset
-    files = sorted(folder.glob(f"{split}-*.parquet"))
-    if not files:
-        raise UserError(f"{folder} has no {split}-*.parquet: split is train, validation or test")
-    return "\n\n".join(pd.concat([pd.read_parquet(file) for file in files])["text"])
+    return wikitext("wikitext-103-raw-v1", split, path)

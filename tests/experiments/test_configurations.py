@@ -86,3 +86,32 @@ def test_unknown_arguments_of_arms_and_parts_name_their_place(paper):
     for place in (f"parts.{part}.measure", f"parts.{part}.arms.{arm}"):
         with pytest.raises(UserError, match=place):
             plan_of(paper, "smoke", f"+{place}.no_such_argument=1")
+
+
+@pytest.mark.parametrize(
+    ("paper", "part", "overrides"),
+    [
+        ("rrs", "language_model", ["settings.text.path=absent"]),
+        ("rrs", "four_bit_cache", ["settings.calibration_text.path=absent"]),
+        ("probe_pruning", "language_model", ["settings.text.path=absent"]),
+        ("probe_pruning", "probe_size", ["settings.calibration_text.path=absent"]),
+        ("probe_pruning", "commonsense", ["+parts.commonsense.measure.paths.boolq=./absent"]),
+    ],
+)
+def test_texts_that_cannot_be_had_are_told_before_a_model_is_loaded(
+    paper, part, overrides, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("some text")
+    found = ["settings.text.path=text.txt"] if paper == "rrs" else []
+    chosen = [f"experiment={paper}/paper", "device=cpu", *found, *overrides]
+    with pytest.raises(UserError, match="absent"):
+        build_plan(resolve(compose_config(chosen))).parts[part].measure.prepare()
+
+
+def test_rrs_can_turn_models_whose_widths_have_no_hadamard_matrix():
+    chosen = ["experiment=rrs/paper", "device=cpu", "settings.rotate_mode=random"]
+    plan = build_plan(resolve(compose_config(chosen)))
+    for name in ("language_model", "four_bit_cache", "four_bit_weights", "zero_shot", "outliers"):
+        turned = [arm for arm in plan.parts[name].arms.values() if arm.rotate]
+        assert {arm.rotate_mode for arm in turned} == {"random"}

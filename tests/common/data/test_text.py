@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pandas as pd
 import pytest
 import torch
 
@@ -55,6 +56,13 @@ def test_corpora_load_from_local_files(tmp_path):
     assert wikitext2("test", path=str(tmp_path / "test.txt")) == "some text"
     with pytest.raises(UserError, match="path="):
         wikitext2("train", path=str(tmp_path))
+    folder = tmp_path / "hub" / "wikitext-2-raw-v1"  # as `hf download` leaves it
+    folder.mkdir(parents=True)
+    for number, row in enumerate(("some", "text")):
+        pd.DataFrame({"text": [row]}).to_parquet(folder / f"test-0000{number}-of-00002.parquet")
+    assert wikitext2("test", path=str(tmp_path / "hub")) == "some\n\ntext"
+    with pytest.raises(UserError, match="has no train-"):
+        wikitext2("train", path=str(tmp_path / "hub"))
     shard = tmp_path / "c4.json.gz"
     with gzip.open(shard, "wt") as file:
         for i in range(5):
