@@ -29,6 +29,7 @@ _ARRAYS = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy.core.multiarray", "scalar"),
     ("numpy._core.multiarray", "scalar"),
+    ("_codecs", "encode"),  # bytes, as Python 3 writes them for Python 2
 }
 
 
@@ -132,11 +133,13 @@ class Affect(Contrastive):
         folder: of MultiBench's pickled features.
         modalities: two or three of vision, audio and text.
         datasets: those whose files must be there.
+        epochs: passes through a dataset's training set; the recipe's steps when None.
     """
 
     folder: str | None = None
     modalities: Sequence[str] = ("vision", "text")
     datasets: Sequence[str] = tuple(FILES)
+    epochs: int | None = None
 
     def prepare(self) -> None:
         """Looks for the files."""
@@ -171,7 +174,12 @@ class Affect(Contrastive):
             rows = rows_of_batch(len(labels), size, number, cell.seed)
             return [x[rows] for x in inputs], labels[rows]
 
-        model = self.train(arm, architecture, batch, FlaggedAugmentation(), cell, context)
+        steps = None
+        if self.epochs is not None:
+            steps = self.epochs * max(1, len(labels) // (arm.batch or self.recipe.batch))
+        model = self.train(
+            arm, architecture, batch, FlaggedAugmentation(), cell, context, steps=steps
+        )
         test, test_labels = splits["test"]
         embedded = self.embed(model, inputs), self.embed(model, test)
         kind = next(iter(embedded[0]))

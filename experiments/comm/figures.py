@@ -58,7 +58,7 @@ def figures(results: Results) -> Iterator[Figure]:
             yield _by_modality(results, part)
     if not results.select("information", "information").empty:
         yield _decomposition(results)
-    for part in ("digits", "affect", "movies"):
+    for part in ("digits", "affect", "affect_three", "movies"):
         if not results.select(part).empty:
             yield _task(results, part)
     for part in ("codes", "pictures", "digits"):

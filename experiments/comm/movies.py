@@ -120,13 +120,15 @@ class Movies(Contrastive):
     mask_rate: float = 0.15
 
     def prepare(self) -> None:
-        """Looks for the files."""
+        """Looks for the files, and fetches the encoders."""
         super().prepare()
         if self.folder is None or not (Path(self.folder) / "split.json").is_file():
             raise UserError(
                 "settings.mmimdb must name the folder of MM-IMDb, with split.json and dataset/, "
                 f"got {self.folder!r}"
             )
+        self.vision()
+        self.text()
 
     @cached_property
     def encoders(self) -> tuple[nn.Module, nn.Module, Any]:
@@ -139,7 +141,10 @@ class Movies(Contrastive):
         numbers = [str(n) for n in json.loads((root / "split.json").read_text())[split]]
         plots, genres = [], torch.zeros(len(numbers), len(GENRES), dtype=torch.long)
         for row, number in enumerate(numbers):
-            film = json.loads((root / "dataset" / f"{number}.json").read_text())
+            file = root / "dataset" / f"{number}.json"
+            if not file.is_file():
+                raise UserError(f"split.json names the film {number}, but there is no {file}")
+            film = json.loads(file.read_text())
             plots.append(film["plot"] if isinstance(film["plot"], str) else film["plot"][0])
             for genre in {g.lower() for g in film["genres"]} & set(GENRES):
                 genres[row, GENRES.index(genre)] = 1

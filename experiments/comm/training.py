@@ -1,7 +1,7 @@
 """How a cell is trained and probed, the same for all parts and arms."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -89,14 +89,16 @@ class Contrastive(Experiment):
         context: CellContext,
         n_classes: int = 2,
         multilabel: bool = False,
+        steps: int | None = None,
     ) -> nn.Module:
         """Trains a fresh model.
 
         Args:
             architecture: makes the encoders; their weights come from the cell's seed.
             batch: the batch of a number and a size.
+            steps: in place of the recipe's.
         """
-        recipe = self.recipe
+        recipe = self.recipe if steps is None else replace(self.recipe, steps=steps)
         torch.manual_seed(cell.seed)
         model = arm.build(architecture(), n_classes, multilabel)
         size = arm.batch or recipe.batch
@@ -155,8 +157,11 @@ class Contrastive(Experiment):
         return {name: torch.cat(parts) for name, parts in found.items()}
 
     def probe_label(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> ProbeResult:
-        """The score of a linear probe."""
-        return linear_probe(train, test, **self.probe)
+        """The score of a linear probe, fitted where the model was trained."""
+        device = self.recipe.device
+        pairs = [(x.to(device), y.to(device)) for x, y in (train, test)]
+        result = linear_probe(*pairs, **self.probe)
+        return replace(result, predictions=result.predictions.cpu())
 
     def label_scores(
         self,

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ritornello.common.errors import UserError
+from ritornello.common.models.hub import hub_snapshot
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -65,7 +68,9 @@ def pretrained_text_network(checkpoint: str, classes: int) -> "PreTrainedModel":
     """A `*ForSequenceClassification` from the hub or a folder."""
     from transformers import AutoModelForSequenceClassification
 
-    return AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=classes)
+    return AutoModelForSequenceClassification.from_pretrained(
+        hub_snapshot(checkpoint), num_labels=classes, local_files_only=True
+    )
 
 
 class _Residual(nn.Module):
@@ -101,8 +106,24 @@ class ResNet9(nn.Module):
         return self.head(self.res2(self.conv4(self.conv3(x))))
 
 
-def timm_network(name: str, classes: int, *, pretrained: bool = False) -> nn.Module:
-    """Any classifier of timm (`resnet18`, `vit_small_patch16_224`, ...)."""
+def timm_network(
+    name: str, classes: int, *, pretrained: bool = False, enlarge_to: int | None = None
+) -> nn.Module:
+    """Any classifier of timm (`resnet18`, `vit_small_patch16_224`, ...).
+
+    Args:
+        pretrained: whether to start from ImageNet's weights, which timm takes from the hub.
+        enlarge_to: side that images are enlarged to first, for networks of a fixed input size.
+    """
     import timm
 
-    return timm.create_model(name, pretrained=pretrained, num_classes=classes)
+    try:
+        network = timm.create_model(name, pretrained=pretrained, num_classes=classes)
+    except Exception as error:
+        raise UserError(
+            f"timm could not make {name} with pretrained={pretrained} ({error}): its weights come "
+            "from the hub; task.network.pretrained=false starts from random ones"
+        ) from error
+    if enlarge_to is None:
+        return network
+    return nn.Sequential(nn.Upsample((enlarge_to, enlarge_to), mode="bilinear"), network)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ritornello.common.errors import UserError
@@ -19,6 +19,10 @@ Pairs = tuple[Float[Tensor, "images 1 height width"], Int[Tensor, "images height
 
 class SegmentationData(Protocol):
     """A training and a test set of images of one size."""
+
+    def check(self) -> None:
+        """Raises early what cannot work."""
+        ...
 
     def load(self, split: Split, seed: int) -> Pairs:
         """Images and masks (0 background, 1 foreground)."""
@@ -37,6 +41,9 @@ class Networks:
     size: int
     train: int
     test: int
+
+    def check(self) -> None:
+        """Nothing has to be there."""
 
     def load(self, split: Split, seed: int) -> Pairs:
         """Images and masks of one split, others for every seed."""
@@ -61,16 +68,28 @@ class ImagePairs:
     tile: int
     invert: bool = False
 
+    def check(self) -> None:
+        """Raises a UserError when the files are not there or do not fit each other."""
+        for image, mask in self._files():
+            self._pair(image, mask)
+
     def load(self, split: Split, seed: int) -> Pairs:
         """The tiles of one split; the seed changes nothing."""
         pairs = self._files()
         pairs = pairs[: -self.test] if split == "train" else pairs[-self.test :]
-        images, masks = [], []
-        for image, mask in pairs:
-            pixels = _grey(image)
-            images.append(self._tiles((pixels - pixels.mean()) / pixels.std()))
-            masks.append(self._tiles((_grey(mask) > 0.5) != self.invert))
+        images, masks = zip(*(self._pair(*files) for files in pairs), strict=True)
         return torch.cat(images)[:, None], torch.cat(masks).long()
+
+    def _pair(self, image: Path, mask: Path) -> tuple[Tensor, Tensor]:
+        pixels, covered = _grey(image), _grey(mask)
+        if pixels.shape != covered.shape:
+            raise UserError(
+                f"{image} is {tuple(pixels.shape)} and its mask {mask} {tuple(covered.shape)}"
+            )
+        covered = _two_classes(covered, mask) != self.invert
+        return self._tiles((pixels - pixels.mean()) / pixels.std().clamp(min=1e-6)), (
+            self._tiles(covered)
+        )
 
     def _files(self) -> list[tuple[Path, Path]]:
         images, masks = (sorted(map(Path, glob.glob(p))) for p in (self.images, self.masks))
@@ -91,7 +110,26 @@ class ImagePairs:
 
 
 def _grey(file: Path) -> Float[Tensor, "height width"]:
-    from PIL import Image
+    """Grey values over 255; those of 16 and 32 bits as they are, which converting would cut off."""
+    from PIL import Image, UnidentifiedImageError
 
-    with Image.open(file) as image:
-        return torch.from_numpy(np.asarray(image.convert("L"), dtype=np.float32) / 255)
+    try:
+        with Image.open(file) as image:
+            deep = image.mode.startswith(("I", "F"))
+            return torch.from_numpy(
+                np.asarray(image if deep else image.convert("L"), dtype=np.float32) / 255
+            )
+    except (UnidentifiedImageError, OSError) as error:
+        raise UserError(f"{file} cannot be read as an image: {error}") from error
+
+
+def _two_classes(grey: Float[Tensor, "height width"], file: Path) -> Bool[Tensor, "height width"]:
+    """A mask of black and white, or of the values 0 and 1; anything else is told, not guessed."""
+    if grey.max() <= 1 / 255:
+        return grey > 0
+    if ((grey > 0.25) & (grey < 0.75)).float().mean() > 0.05 or not 0.5 < grey.max() < 1.01:
+        raise UserError(
+            f"{file} must be black and white, one class against the rest; its grey values are "
+            f"{', '.join(f'{255 * v:g}' for v in grey.unique()[:8])}, ..."
+        )
+    return grey > 0.5

@@ -45,6 +45,10 @@ class Segmentation(Experiment):
     recipe: Recipe
     shown: int
 
+    def prepare(self) -> None:
+        """Looks at the images before anything is trained."""
+        self.data.check()
+
     @cached_property
     def _folder(self) -> tempfile.TemporaryDirectory:
         return tempfile.TemporaryDirectory(prefix="topograph-")

@@ -37,6 +37,10 @@ class Published(Experiment):
     device: str
     batch_size: int
 
+    def prepare(self) -> None:
+        """Looks at the images."""
+        self.data.check()
+
     def measure(self, arm: Checkpoint, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Errors of the published network on the test set."""
         files = glob.glob(arm.path)

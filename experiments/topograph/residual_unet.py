@@ -1,7 +1,9 @@
 """The published networks: a residual U-Net whose weights have MONAI's names, and their loading."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from jaxtyping import Float
@@ -81,12 +83,22 @@ class ResidualUNet(nn.Module):
                 "strides must be one fewer than channels and residual_units >= 1, got "
                 f"{list(strides)}, {list(channels)}, {residual_units}"
             )
+        self.scale = math.prod(strides)
         self.model = _level(in_channels, classes, channels, strides, residual_units, top=True)
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch classes height width"]:
-        """Logits; height and width must be multiples of the product of strides."""
+        """Logits; height and width must be multiples of the product of strides.
+
+        Raises:
+            UserError: an image of another size.
+        """
+        if images.shape[2] % self.scale or images.shape[3] % self.scale:
+            raise UserError(
+                f"images (tile) must have sides that are multiples of {self.scale}, "
+                f"got {tuple(images.shape[2:])}"
+            )
         return self.model(images)
 
 
@@ -119,12 +131,12 @@ def load_published(checkpoint: str | Path) -> ResidualUNet:
     path = Path(checkpoint)
     if not path.is_file():
         raise UserError(f"checkpoint={str(path)!r}: there is no such file")
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    weights = state.get("model", state) if isinstance(state, Mapping) else {}
     try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        weights = state.get("model", state) if isinstance(state, Mapping) else {}
         network = ResidualUNet(**_sizes(weights))
         network.load_state_dict(weights)
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (KeyError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         raise UserError(
             f"checkpoint={str(path)!r} does not hold a published residual U-Net: {error}"
         ) from error

@@ -171,8 +171,11 @@ class UptrainingBatches:
             for clip, generator in zip(clips, generators, strict=True)
         ]
         lengths = [len(clip.frames) for clip in clips]
-        window = min([*lengths, self.max_frames])
-        starts = [int(g.integers(n - window + 1)) for g, n in zip(generators, lengths, strict=True)]
+        labelled = [self._labelled(index, n) for (_, index), n in zip(rows, lengths, strict=True)]
+        window = min([*labelled, self.max_frames])
+        starts = [
+            int(g.integers(n - window + 1)) for g, n in zip(generators, labelled, strict=True)
+        ]
         sounds = [mixture.waveform for mixture, _ in corrupted] + [c.waveform for c in clips]
         features = audio_features(sounds, lengths * 2, self.filterbank)
         stop = [slice(start, start + window) for start in starts]
@@ -192,6 +195,18 @@ class UptrainingBatches:
         size = len(rows)
         clean = audio[size:], video[size:]
         return AVBatch(audio[:size], video[:size], *clean, audio_flags, video_flags, labels)
+
+    def _labelled(self, index: int, frames: int) -> int:
+        """Frames of a clip that have a label: the extractor's may be a few fewer or more."""
+        if self.labels is None:
+            return frames
+        labels = len(self.labels[index])
+        if abs(labels - frames) > _LENGTH_TOLERANCE:
+            raise ValueError(
+                f"labels must be as many as a clip's frames, within {_LENGTH_TOLERANCE}: "
+                f"clip {index} has {labels} and {frames}"
+            )
+        return min(labels, frames)
 
     def _pictures(
         self, videos: list[np.ndarray], generators: list[np.random.Generator]

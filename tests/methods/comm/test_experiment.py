@@ -52,6 +52,27 @@ def test_multibench_trains_and_is_probed(multibench, tmp_path, arm):
     assert "mosi_raw.pkl" in context.inputs
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_pickles_of_any_age_are_read(tmp_path, protocol):
+    arrays = {"labels": np.ones((2, 1)), "id": np.array(["a", "b"]), "odd": np.array(["c"], object)}
+    file = tmp_path / "humor.pkl"
+    file.write_bytes(pickle.dumps({"train": arrays}, protocol=protocol))
+    assert load_arrays(file)["train"]["id"].tolist() == ["a", "b"]
+
+
+def test_epochs_count_passes_through_the_set_in_hand(multibench, tmp_path, monkeypatch):
+    part = Affect(Recipe(steps=1, batch=6), folder=str(multibench), datasets=("mosi",), epochs=3)
+    seen = []
+    monkeypatch.setattr(part, "train", lambda *args, steps, **more: seen.append(steps) or 1 / 0)
+    (tmp_path / "artifacts").mkdir()
+    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    arm, cell = CrossArm(embed_dim=8), Cell("affect", "arm", 0, {"dataset": "mosi"})
+    with pytest.raises(ZeroDivisionError):
+        list(part.measure(arm, cell, context))
+    rows = len(load_arrays(multibench / "mosi_raw.pkl")["train"]["labels"])
+    assert seen == [3 * (rows // 6)]
+
+
 def test_sequences_start_at_the_first_word():
     values = np.arange(10, dtype=float).reshape(1, 5, 2)
     text = np.array([[[0.0], [0.0], [1.0], [0.0], [2.0]]])

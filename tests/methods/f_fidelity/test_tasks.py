@@ -2,18 +2,19 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ritornello.common.errors import UserError
 from ritornello.experiments.f_fidelity.networks import ImageNetwork, ResNet9
+from ritornello.experiments.f_fidelity.stored_tasks import HubImages, HubText, SeriesFile
 from ritornello.experiments.f_fidelity.tasks import (
     MNIST,
     Glyphs,
-    HubImages,
     KeywordText,
     Series,
-    SeriesFile,
 )
 from ritornello.experiments.f_fidelity.training import Networks, Recipe
 
@@ -96,3 +97,42 @@ def test_the_training_augmentation_crops_and_flips(generator):
 def test_a_missing_file_is_told_early():
     with pytest.raises(UserError, match=r"task.path=/path/to/series.npz"):
         SeriesFile(NETWORK).check()
+    with pytest.raises(UserError, match="no such file"):
+        SeriesFile(NETWORK, path="/nowhere.npz").check()
+
+
+def test_stored_series_are_checked(tmp_path):
+    file = tmp_path / "pam.npz"
+    series, classes = np.zeros((6, 4, 3)), np.zeros(6)
+    np.savez(file, x_train=series, y_train=classes, x_test=series, y_test=classes)
+    SeriesFile(NETWORK, path=str(file)).check()
+    np.savez(file, x_train=series[0], y_train=classes, x_test=series, y_test=classes)
+    with pytest.raises(UserError, match=r"\(n, time, sensors\)"):
+        SeriesFile(NETWORK, path=str(file)).check()
+
+
+def test_a_data_set_of_the_hub_is_asked_for_before_anything_is_trained(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for task in (HubImages(NETWORK, name="no/images"), HubText(NETWORK, name="no/texts")):
+        with pytest.raises(UserError, match="no/"):
+            task.check()
+
+
+def test_images_of_the_hub_come_from_a_folder_and_are_counted(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    pictures = [Image.new("L", (20, 12), 255 * (i % 2)) for i in range(6)]
+    features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
+    rows = datasets.Dataset.from_dict(
+        {"img": pictures, "fine_label": [0, 1] * 3}, features=features
+    )
+    for split in ("train", "test"):
+        rows.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    task = HubImages(NETWORK, 4, 2, 3, name=str(tmp_path), pixels=8)
+    data = task.data(0)
+    assert data.train.inputs.shape == (4, 3, 8, 8)
+    white = data.test.inputs[1, 0, 0, 0].item()
+    assert white == pytest.approx((1 - 0.485) / 0.229, abs=1e-5)
+    with pytest.raises(UserError, match="holds 6 images"):
+        HubImages(NETWORK, 5, 2, 3, name=str(tmp_path), pixels=8).data(0)
+    with pytest.raises(UserError, match="label"):
+        HubImages(NETWORK, 4, 2, 3, name=str(tmp_path), label="label").data(0)
