@@ -103,8 +103,7 @@ def test_texts_that_cannot_be_had_are_told_before_a_model_is_loaded(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("some text")
-    found = ["settings.text.path=text.txt"] if paper == "rrs" else []
-    chosen = [f"experiment={paper}/paper", "device=cpu", *found, *overrides]
+    chosen = [f"experiment={paper}/paper", "device=cpu", "settings.text.path=text.txt", *overrides]
     with pytest.raises(UserError, match="absent"):
         build_plan(resolve(compose_config(chosen))).parts[part].measure.prepare()
 
