@@ -296,7 +296,7 @@ _RULES: dict[Compat, tuple[Callable[[str], str], ...]] = {
         _drop_trailing_unit,
         _SYMBOLS,
         str.strip,
-        lambda text: text if re.search(r"[\\\d]", text) else word_number(text),
+        lambda text: text if re.search(r"[\\\d]|^-", text) else word_number(text),
         _drop_thousands_separators,
         lambda text: re.sub(r"\b(?<!\\)inf(inity)?\b", r"\\infty", text),
         _drop_decimal_zeros,
