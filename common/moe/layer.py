@@ -12,7 +12,7 @@ class MoELayer(nn.Module):
 
     Args:
         experts: the networks.
-        router: any module `(tokens, previous, token_mask) -> RoutingState`.
+        router: any module `(tokens, prev, token_mask) -> RoutingState`.
         scale_expert_input: the experts too see the tokens multiplied by the router's feature
             weights, when the router has some; otherwise they see the tokens as they came.
         capacity_factor: an expert takes at most ⌈factor · k · n / experts⌉ slots, first choices
@@ -43,17 +43,17 @@ class MoELayer(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "... d"],
-        previous: RoutingState | None = None,
+        prev: RoutingState | None = None,
         token_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "... d"], RoutingState]:
         """Returns the mixture's output and the routing state for the next layer.
 
         Args:
             tokens: (..., d).
-            previous: the previous MoE layer's state for the same tokens.
+            prev: the previous MoE layer's state for the same tokens.
             token_mask: (...) bool, False for padding, handed to the router.
         """
-        state = self.router(tokens, previous, token_mask)
+        state = self.router(tokens, prev, token_mask)
         inputs = tokens
         if self.scale_expert_input and state.weights is not None:
             inputs = tokens * state.weights.to(tokens.dtype)

@@ -64,10 +64,10 @@ class SMoERouter(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "... d"],
-        previous: RoutingState | None = None,
+        prev: RoutingState | None = None,
         token_mask: Tensor | None = None,
     ) -> RoutingState:
-        """Routes each token by itself; `previous` and `token_mask` have no influence."""
+        """Routes each token by itself; `prev` and `token_mask` have no influence."""
         logits = self.projection(tokens)
         return RoutingState(*self._select(logits), logits)
 
@@ -132,10 +132,10 @@ class EmbeddingRouter(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "... d"],
-        previous: RoutingState | None = None,
+        prev: RoutingState | None = None,
         token_mask: Tensor | None = None,
     ) -> RoutingState:
-        """Routes each token by itself; `previous` and `token_mask` have no influence."""
+        """Routes each token by itself; `prev` and `token_mask` have no influence."""
         logits = self._finite(self._logits(tokens))
         indices, scores = select_experts(logits, self.top_k)
         return RoutingState(indices, scores, logits)

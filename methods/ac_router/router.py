@@ -92,25 +92,25 @@ class AdaptiveWeights(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "... d"],
-        previous: RoutingState,
+        prev: RoutingState,
         token_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "... d"]:
         """Returns the weights of each token, (..., d) fp32, without gradient."""
-        top_k = previous.indices.shape[-1]
-        if previous.indices.shape[:-1] != tokens.shape[:-1]:
+        top_k = prev.indices.shape[-1]
+        if prev.indices.shape[:-1] != tokens.shape[:-1]:
             raise ValueError(
-                f"previous.indices must be for the same tokens {tuple(tokens.shape[:-1])}, "
-                f"got {tuple(previous.indices.shape[:-1])}"
+                f"prev.indices must be for the same tokens {tuple(tokens.shape[:-1])}, "
+                f"got {tuple(prev.indices.shape[:-1])}"
             )
         flat = tokens.detach().reshape(-1, tokens.shape[-1])
-        indices = previous.indices.reshape(-1, top_k)
+        indices = prev.indices.reshape(-1, top_k)
         mask = None if token_mask is None else token_mask.reshape(-1)
         if self.strict:
             check_assignment(indices, self.num_experts)
             present = flat if mask is None else flat[mask]
             if not present.isfinite().all():
                 raise ValueError("tokens must be finite, got NaN or infinity")
-        mixing = previous.scores.reshape(-1, top_k) if self.mix else None
+        mixing = prev.scores.reshape(-1, top_k) if self.mix else None
         weights = token_weights(self.cluster_weights(flat, indices, mask), indices, mixing)
         return weights.reshape(tokens.shape)
 
@@ -192,28 +192,28 @@ class ACRouter(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "... d"],
-        previous: RoutingState | None = None,
+        prev: RoutingState | None = None,
         token_mask: Bool[Tensor, "..."] | None = None,
     ) -> RoutingState:
         """Routes tokens given the previous MoE layer's state for the same tokens.
 
         Args:
             tokens: (..., d).
-            previous: without it there are no clusters yet and all weights are 1.
+            prev: without it there are no clusters yet and all weights are 1.
             token_mask: (...) bool, False for padding, which enters no statistics.
 
         Raises:
-            ValueError: when `strict` and `previous` is None; when `previous` is for other tokens.
+            ValueError: when `strict` and `prev` is None; when `prev` is for other tokens.
         """
-        if previous is None:
+        if prev is None:
             self._without_previous()
             return self.gate(tokens)
-        weights = self.adaptive(tokens, previous, token_mask)
+        weights = self.adaptive(tokens, prev, token_mask)
         return self.gate(tokens * weights.to(tokens.dtype))._replace(weights=weights)
 
     def _without_previous(self) -> None:
         if self.strict:
-            raise ValueError("previous must be the previous MoE layer's RoutingState, got None")
+            raise ValueError("prev must be the previous MoE layer's RoutingState, got None")
         if not self._warned:
             self._warned = True
             warnings.warn(

@@ -69,7 +69,7 @@ class ACSoftMoE(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "b m d"],
-        previous: RoutingState | None = None,
+        prev: RoutingState | None = None,
         token_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "b m d"], RoutingState]:
         """Returns the output and the state for the next layer.
@@ -78,15 +78,15 @@ class ACSoftMoE(nn.Module):
 
         Args:
             tokens: (b, m, d).
-            previous: the previous SoftMoE layer's state for the same tokens.
+            prev: the previous SoftMoE layer's state for the same tokens.
             token_mask: (b, m) bool, False for padding, which no slot sees.
         """
         if tokens.dim() != 3 or tokens.shape[-1] != len(self.phi):
             raise ValueError(f"tokens must be (b, m, {len(self.phi)}), got {tuple(tokens.shape)}")
         x = functional.normalize(tokens, dim=-1)
         weights = None
-        if self.adaptive is not None and previous is not None:
-            weights = self.adaptive(x, previous, token_mask)
+        if self.adaptive is not None and prev is not None:
+            weights = self.adaptive(x, prev, token_mask)
             x = x * weights.to(x.dtype)
         logits = x @ (self.scale * functional.normalize(self.phi, dim=0))
         best, slots = logits.topk(self.top_k, dim=-1)

@@ -28,7 +28,6 @@ _RELU_SCALE = math.sqrt(2 / (1 - 1 / math.pi))
 
 def gelu(
     x: Float[Tensor, "*shape"],
-    *,
     mult: float = 1.0,
     constraint: Constraint | None = "to_output_scale",
     approximate: str = "none",
@@ -47,7 +46,6 @@ def gelu(
 
 def silu(
     x: Float[Tensor, "*shape"],
-    *,
     mult: float = 1.0,
     constraint: Constraint | None = "to_output_scale",
 ) -> Float[Tensor, "*shape"]:
@@ -91,7 +89,7 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def silu_glu(
-    x: Float[Tensor, "*shape"], gate: Float[Tensor, "*shape"], *, mult: float = 1.0
+    x: Float[Tensor, "*shape"], gate: Float[Tensor, "*shape"], mult: float = 1.0
 ) -> Float[Tensor, "*shape"]:
     """x * gate * sigmoid(mult * gate), one multiplier forward and for both gradients."""
     check_positive("mult", mult)
@@ -134,10 +132,10 @@ def scaled_dot_product_attention(
     key: Float[Tensor, "*kv_batch keys dim"],
     value: Float[Tensor, "*kv_batch keys dim"],
     attn_mask: Bool[Tensor, "*#batch queries keys"] | None = None,
-    *,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     mult: float = 1.0,
+    *,
     scale_tokens: int | None = None,
     scale_as_causal: bool | None = None,
     enable_gqa: bool = False,
@@ -217,14 +215,13 @@ def rms_norm(
 
 @overload
 def add(
-    left: Tensor, right: Tensor | float, *, constraint: BinaryConstraint | None = ...
+    left: Tensor, right: Tensor | float, constraint: BinaryConstraint | None = ...
 ) -> Tensor: ...
 @overload
-def add(left: float, right: Tensor, *, constraint: BinaryConstraint | None = ...) -> Tensor: ...
+def add(left: float, right: Tensor, constraint: BinaryConstraint | None = ...) -> Tensor: ...
 def add(
     left: Tensor | float,
     right: Tensor | float,
-    *,
     constraint: BinaryConstraint | None = "to_output_scale",
 ) -> Tensor | float:
     """left + right times 2^-1/2; the gradient of a broadcast operand, repeats^-1/2.
@@ -247,7 +244,7 @@ def add(
 
 
 def dropout(
-    x: Float[Tensor, "*shape"], p: float = 0.5, *, training: bool = True, scale_eval: bool = False
+    x: Float[Tensor, "*shape"], p: float = 0.5, training: bool = True, *, scale_eval: bool = False
 ) -> Float[Tensor, "*shape"]:
     """Dropout with unit variance: the kept values are divided by (1 - p)^1/2.
 

@@ -77,7 +77,6 @@ def linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
-    *,
     constraint: Constraint | None = "to_output_scale",
 ) -> Float[Tensor, "*batch outputs"]:
     """x W^T + b, times inputs^-1/2; gradients have multipliers of their own.
@@ -92,7 +91,6 @@ def linear_readout(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
-    *,
     constraint: Constraint | None = None,
 ) -> Float[Tensor, "*batch outputs"]:
     """The last projection: 1/inputs forward, as muP asks; input gradient outputs^-1/2."""
@@ -102,7 +100,6 @@ def linear_readout(
 def matmul(
     left: Float[Tensor, "*batch rows inner"],
     right: Float[Tensor, "*batch inner columns"],
-    *,
     constraint: BinaryConstraint | None = "to_output_scale",
 ) -> Float[Tensor, "*batch rows columns"]:
     """left @ right times inner^-1/2; gradients columns^-1/2 (left) and rows^-1/2 (right)."""
@@ -117,7 +114,6 @@ def conv1d(
     x: Float[Tensor, "*batch inputs length"],
     weight: Float[Tensor, "outputs inputs_per_group kernel"],
     bias: Float[Tensor, " outputs"] | None = None,
-    *,
     stride: int = 1,
     padding: int = 0,
     dilation: int = 1,

@@ -114,7 +114,7 @@ def test_mixed_weights_stay_fp32_under_autocast():
 
 
 def test_scores_are_two_positive_entries_that_sum_to_one():
-    state = ACRouter(6, 4)(torch.randn(50, 6), previous_state(50, 4))
+    state = ACRouter(6, 4)(torch.randn(50, 6), prev=previous_state(50, 4))
     assert state.scores.shape == (50, 2)
     assert state.scores.gt(0).all()
     torch.testing.assert_close(state.scores.sum(-1), torch.ones(50))
@@ -149,7 +149,7 @@ def test_without_a_previous_state_it_warns_once_or_raises():
         state = router(tokens)
     torch.testing.assert_close(state.logits, router(tokens).logits)
     assert state.weights is None
-    with pytest.raises(ValueError, match="previous must be"):
+    with pytest.raises(ValueError, match="prev must be"):
         ACRouter(6, 4, strict=True)(tokens)
 
 
@@ -166,7 +166,7 @@ def test_strict_mode_names_bad_tokens_and_assignments():
 
 
 def test_state_of_other_tokens_is_refused():
-    with pytest.raises(ValueError, match=r"previous\.indices must be for the same tokens"):
+    with pytest.raises(ValueError, match=r"prev\.indices must be for the same tokens"):
         ACRouter(6, 4)(torch.randn(5, 6), previous_state(4, 4))
 
 

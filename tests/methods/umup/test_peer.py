@@ -25,6 +25,16 @@ CASES = {
     ),
     "matmul": (U.matmul, lambda f: f.matmul, [(2, 3, 5), (2, 5, 4)]),
     "silu_glu": (U.silu_glu, lambda f: f.silu_glu, [(3, 4), (3, 4)]),
+    "gelu": (
+        lambda x: U.gelu(x, 0.25, None),
+        lambda f: lambda x: f.gelu(x, 0.25, None),
+        [(3, 4)],
+    ),
+    "attention": (
+        lambda q, k, v: U.scaled_dot_product_attention(q, k, v, None, 0.0, True, 2.0),
+        lambda f: lambda q, k, v: f.scaled_dot_product_attention(q, k, v, None, 0.0, True, 2.0),
+        [(2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4)],
+    ),
     "softmax": (U.softmax, lambda f: lambda x: f.softmax(x, dim=-1), [(3, 9)]),
     "add": (U.add, lambda f: f.add, [(3, 4), (4,)]),
     "conv1d": (
