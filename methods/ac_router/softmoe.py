@@ -23,10 +23,10 @@ class ACSoftMoE(nn.Module):
 
     Args:
         dim: width of the tokens.
-        num_experts: number of expert networks.
+        experts: number of expert networks.
         slots: slots per expert.
         hidden: width of the experts' hidden layer; 4 · dim when None.
-        top_k: slots per token handed on as its (mixed) clusters.
+        top_k: slots per token handed on as its (mixed) clusters; 8, or all if fewer, when None.
         activation: of the experts.
         dropout: rate inside the experts.
         adaptive: scales the input when a previous state is given. Set it to False for the plain
@@ -38,11 +38,11 @@ class ACSoftMoE(nn.Module):
     def __init__(
         self,
         dim: int,
-        num_experts: int,
+        experts: int,
         slots: int = 1,
         *,
         hidden: int | None = None,
-        top_k: int = 8,
+        top_k: int | None = None,
         activation: Activation = "gelu",
         dropout: float = 0.0,
         adaptive: bool = True,
@@ -51,20 +51,20 @@ class ACSoftMoE(nn.Module):
         super().__init__()
         if slots < 1:
             raise ValueError(f"slots must be at least 1, got {slots}")
-        if not 1 <= top_k <= num_experts * slots:
-            raise ValueError(
-                f"top_k must be in [1, num_experts * slots={num_experts * slots}], got {top_k}"
-            )
-        self.num_experts, self.slots, self.top_k = num_experts, slots, top_k
-        self.phi = nn.Parameter(torch.randn(dim, num_experts * slots) / dim**0.5)
+        width = experts * slots
+        self.num_experts, self.slots = experts, slots
+        self.top_k = min(8, width) if top_k is None else top_k
+        if not 1 <= self.top_k <= width:
+            raise ValueError(f"top_k must be in [1, experts * slots={width}], got {top_k}")
+        self.phi = nn.Parameter(torch.randn(dim, width) / dim**0.5)
         self.scale = nn.Parameter(torch.ones(()))
         self.experts = Experts(
-            num_experts, dim, hidden or 4 * dim, activation=activation, dropout=dropout
+            experts, dim, hidden or 4 * dim, activation=activation, dropout=dropout
         )
         recipe = {"eps": 0.35, "clip": 5.0, "scale": "global_postclip", "mix": True}
         self.adaptive: AdaptiveWeights | None = None
         if adaptive:
-            self.adaptive = AdaptiveWeights(dim, num_experts, **(recipe | weight_options))
+            self.adaptive = AdaptiveWeights(dim, experts, **(recipe | weight_options))
 
     def forward(
         self,

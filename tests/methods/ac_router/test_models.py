@@ -151,6 +151,11 @@ def test_soft_moe_ignores_masked_tokens():
     torch.testing.assert_close(layer(x, None, mask)[0][:, :6], layer(changed, None, mask)[0][:, :6])
 
 
+def test_soft_moe_hands_on_all_slots_where_there_are_fewer_than_eight():
+    _, state = ACSoftMoE(dim=6, experts=4, slots=1, hidden=8)(torch.randn(1, 5, 6))
+    assert state.indices.shape == (1, 5, 4)
+
+
 def test_soft_moe_bad_input_is_named():
     with pytest.raises(ValueError, match="top_k must be in"):
         ACSoftMoE(6, 4, top_k=8)
