@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -243,6 +244,8 @@ def _take_part(
             sampler=_InTurn(start * per_step, steps * per_step, processes),
             batch_size=None,
             num_workers=loader_workers,
+            # A companion would spawn them, which a closure as `batch` does not survive.
+            multiprocessing_context="fork" if loader_workers and sys.platform == "linux" else None,
         )
         options["callbacks"] = [progress, *options["callbacks"]]
         _train(module, loader, max_steps=steps - start, **options)

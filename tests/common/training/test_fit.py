@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -132,7 +133,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path, strategy):
     expected = fit(alone, batch, steps=6, accumulate=2, clip_norm=0.5).losses
     kept = {"scratch": tmp_path, "checkpoint_every": 2, "clip_norm": 0.5}
     fit(moved, batch, steps=2, accumulate=2, **kept)
-    there = fit(moved, batch, steps=4, **kept, devices=2, strategy=strategy)
+    closure = partial(lambda read, number: read(number), batch)
+    there = fit(moved, closure, steps=4, **kept, devices=2, strategy=strategy, loader_workers=1)
     assert there.resumed_from == 2
     assert there.losses[:4] == expected[:4]
     pairs = [(a + b) / 2 for a, b in zip(expected[4:8:2], expected[5:8:2], strict=True)]
