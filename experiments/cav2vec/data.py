@@ -28,12 +28,13 @@ from ritornello.methods.cav2vec.tokens import SubwordTokenizer, Tokenizer, WordT
 
 _NOISE_SECONDS = 4.0
 _NOISES_A_KIND = 6
+_LISTS = ("tsv", "wrd")
 
 
 class SpeechData(Protocol):
     """What the experiment asks of a data set."""
 
-    def check_files(self) -> None: ...
+    def check_files(self, noises: Sequence[str] = ()) -> None: ...
     @property
     def train(self) -> Clips: ...
     @property
@@ -64,7 +65,7 @@ class SyntheticData:
     size: int
     num_classes: int
 
-    def check_files(self) -> None:
+    def check_files(self, noises: Sequence[str] = ()) -> None:
         """Makes the clips, or finds them in the cache."""
         _ = self.train, self.test
 
@@ -141,12 +142,22 @@ class LRS3Data:
     root: str
     finetune: str = "train"
 
-    def check_files(self) -> None:
-        """Raises a UserError when the folder is not there."""
-        if not Path(self.root).is_dir():
+    def check_files(self, noises: Sequence[str] = ()) -> None:
+        """Raises a UserError when something is missing that training or a test will ask for.
+
+        Args:
+            noises: names of the test noises.
+        """
+        root = Path(self.root)
+        manifests = [f"{m}.{kind}" for m in ("train", self.finetune, "test") for kind in _LISTS]
+        folders = [f"{k}/{of}" for k in ("objects", "hands") for of in ("images", "masks")]
+        noise = ["noise/train", *(f"noise/test/{name}" for name in noises)]
+        wanted = (*manifests, "train.km", "spm.model", *noise, *folders)
+        missing = [name for name in dict.fromkeys(wanted) if not (root / name).exists()]
+        if missing:
             raise UserError(
-                f"data.root must be the folder of a prepared LRS3 copy, got {self.root!r}; "
-                "methods/cav2vec/README.md lists what it holds"
+                f"data.root must be the folder of a prepared LRS3 copy, got {self.root!r}, which "
+                f"has no {', '.join(missing[:6])}; methods/cav2vec/README.md lists what it holds"
             )
 
     def _manifest(self, name: str, **limits: int) -> LRS3Manifest:

@@ -158,7 +158,7 @@ class Recognition(Experiment):
 
     def prepare(self) -> None:
         """Makes or finds the speech and the checkpoint to start from."""
-        self.data.check_files()
+        self.data.check_files([*self.noises, *(f"demand/{room}" for room in self.rooms)])
         self.stages.check_files()
 
     def measure(self, arm: Recipe, cell: Cell, context: CellContext) -> Iterator[Measurement]:

@@ -44,7 +44,7 @@ class BatchOrder:
         seed: decides the orders.
 
     Raises:
-        ValueError: both or neither of `batch_size` and `batch_frames`, or one below 1.
+        ValueError: both or neither of `batch_size` and `batch_frames`, one below 1, no clip.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class BatchOrder:
                 "give one of batch_size and batch_frames, at least 1, "
                 f"got {batch_size} and {batch_frames}"
             )
+        if not len(frame_counts):
+            raise ValueError("frame_counts must hold at least one clip, got none")
         self.count, self.batch_size, self.seed = len(frame_counts), batch_size, seed
         self._groups = (
             [] if batch_frames is None else frame_groups(frame_counts, batch_frames, max_frames)

@@ -45,13 +45,27 @@ def centre_crop(frames: np.ndarray, size: int) -> np.ndarray:
     Raises:
         ValueError: smaller frames.
     """
+    height, width = _checked_sides(frames, size)
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return frames[:, top : top + size, left : left + size]
+
+
+def random_corner(frames: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Top and left of a `size`×`size` crop of (time, height, width).
+
+    Raises:
+        ValueError: smaller frames.
+    """
+    return generator.integers(0, np.array(_checked_sides(frames, size)) - size + 1)
+
+
+def _checked_sides(frames: np.ndarray, size: int) -> tuple[int, int]:
     height, width = frames.shape[1:]
     if height < size or width < size:
         raise ValueError(
             f"frames must be at least {size} pixels high and wide, got {height}×{width}"
         )
-    top, left = round((height - size) / 2), round((width - size) / 2)
-    return frames[:, top : top + size, left : left + size]
+    return height, width
 
 
 def check_clip(waveform: np.ndarray, frames: np.ndarray) -> None:
@@ -214,8 +228,7 @@ class UptrainingBatches:
         size, cropped = self.image_size, []
         half = len(generators)
         for generator, pair in zip(generators, zip(videos[:half], videos[half:]), strict=True):
-            spare = np.array(pair[0].shape[1:]) - size
-            top, left = generator.integers(0, spare + 1)
+            top, left = random_corner(pair[0], size, generator)
             flip = -1 if generator.random() < 0.5 else 1
             cropped.append([x[:, top : top + size, left : left + size][..., ::flip] for x in pair])
         ordered = [pair[k] for k in (0, 1) for pair in cropped]
@@ -294,6 +307,6 @@ class LabelledBatches:
         size = self.image_size
         if not self.augment:
             return np.ascontiguousarray(centre_crop(frames, size))
-        top, left = generator.integers(0, np.array(frames.shape[1:]) - size + 1)
+        top, left = random_corner(frames, size, generator)
         flip = -1 if generator.random() < 0.5 else 1
         return np.ascontiguousarray(frames[:, top : top + size, left : left + size][..., ::flip])

@@ -21,19 +21,23 @@ def read_video(path: str | Path) -> UInt8[np.ndarray, "frames height width"]:
     """Grey frames of a video file."""
     av = require("av", extra="assets")
     with av.open(str(path)) as container:
-        frames = [f.to_ndarray(format="gray") for f in container.decode(video=0)]
+        pictures = container.decode(video=0) if container.streams.video else ()
+        frames = [f.to_ndarray(format="gray") for f in pictures]
+    if not frames:
+        raise ValueError(f"path must be a video, got {path} without pictures")
     return np.stack(frames)
 
 
 def read_audio(path: str | Path) -> Int16[np.ndarray, " samples"]:
-    """The first channel's samples at 16 kHz, of a sound file or of a video's sound track."""
+    """Samples at 16 kHz, channels mixed, of a sound file or of a video's sound track."""
     av = require("av", extra="assets")
     resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
-    chunks = []
     with av.open(str(path)) as container:
-        for frame in container.decode(audio=0):
-            chunks += [part.to_ndarray()[0] for part in resampler.resample(frame)]
-        chunks += [part.to_ndarray()[0] for part in resampler.resample(None)]
+        frames = list(container.decode(audio=0)) if container.streams.audio else []
+    if not frames:
+        raise ValueError(f"path must be a sound file, got {path} without sound")
+    parts = [part for frame in (*frames, None) for part in resampler.resample(frame)]
+    chunks = [part.to_ndarray()[0] for part in parts]
     return np.concatenate(chunks).astype(np.int16)
 
 
@@ -138,6 +142,8 @@ class LRS3Manifest:
                 f"tsv and wrd must list the same clips, got {len(lines)} and {len(texts)} lines"
             )
         self.root, self.missing_landmarks, self.without_landmarks = Path(root), missing_landmarks, 0
+        if any(len(line.split("\t")) < 4 for line in lines):
+            raise ValueError(f"tsv must hold id, video, audio, frames by line, got another: {tsv}")
         self.rows = [
             (index, line.split("\t"), text)
             for index, (line, text) in enumerate(zip(lines, texts, strict=True))

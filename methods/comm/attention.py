@@ -111,28 +111,14 @@ class ResidualAttentionBlock(nn.Module):
         nn.init.normal_(widen.weight, std=(2 * width) ** -0.5)
         nn.init.normal_(narrow.weight, std=towards_residual)
 
-    def keys_values(self, context: Float[Tensor, "*batch keys width"]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens that are attended to."""
-        norm = self.ln_1y if self.cross else self.ln_1
-        return self.attn.keys_values(norm(context))
-
-    def update(
-        self,
-        x: Float[Tensor, "*batch queries width"],
-        k: Tensor,
-        v: Tensor,
-        hidden: Tensor | None = None,
-    ) -> Float[Tensor, "*batch queries width"]:
-        """The block for the tokens `x`, given keys and values."""
-        norm = self.ln_1x if self.cross else self.ln_1
-        x = x + self.attn(self.attn.queries(norm(x)), k, v, hidden)
-        return x + self.mlp(self.ln_2(x))
-
     def forward(
         self,
         x: Float[Tensor, "*batch queries width"],
         hidden: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Float[Tensor, "*batch queries width"]:
-        """The block on `x`, attending to `context` where the block is of the crossing kind."""
-        return self.update(x, *self.keys_values(x if context is None else context), hidden)
+        """The block on `x`, which attends to itself or to `context`."""
+        of_x, of_context = (self.ln_1x, self.ln_1y) if self.cross else (self.ln_1, self.ln_1)
+        keys, values = self.attn.keys_values(of_context(x if context is None else context))
+        x = x + self.attn(self.attn.queries(of_x(x)), keys, values, hidden)
+        return x + self.mlp(self.ln_2(x))

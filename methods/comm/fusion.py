@@ -113,12 +113,11 @@ class FusionTransformer(nn.Module):
         x, last = joined.unsqueeze(0), len(self.resblocks) - 1
         for place, block in enumerate(self.resblocks):
             assert isinstance(block, ResidualAttentionBlock)
-            keys, values = block.keys_values(x)
             attended = hidden
             if block.attn.bias_k is not None:
                 attended = F.pad(hidden, (0, 1))  # nor is the learned key
             queries = x[..., :1, :] if place == last and self.pool == "cls" else x
-            x = block.update(queries, keys, values, attended[:, :, None, None, :])
+            x = block(queries, attended[:, :, None, None, :], context=x)
         if self.pool == "cls":
             return self.norm(x[..., 0, :])
         return self._mean(self.norm(x), hidden)

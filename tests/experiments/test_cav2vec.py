@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from ritornello.common.errors import UserError
 from ritornello.experiments.app import build_plan, compose_config, resolve
-from ritornello.experiments.cav2vec.data import SyntheticData, recognition_grid
+from ritornello.experiments.cav2vec.data import LRS3Data, SyntheticData, recognition_grid
 from ritornello.experiments.cav2vec.experiment import Recognition
 from ritornello.experiments.cav2vec.stages import Recipe
 
@@ -73,3 +74,19 @@ def test_the_grid_has_every_noise_ratio_picture_and_room():
 def test_recipes_name_known_tasks():
     with pytest.raises(ValueError, match="tasks must be taken from"):
         Recipe(("mlm", "acp2"))
+
+
+def test_what_is_missing_of_a_copy_of_lrs3_is_told_before_training(tmp_path):
+    files = ["train.tsv", "train.wrd", "train.km", "test.tsv", "test.wrd", "spm.model"]
+    folders = ["noise/train", "noise/test/babble"]
+    folders += [f"{k}/{of}" for k in ("objects", "hands") for of in ("images", "masks")]
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    for file in files:
+        (tmp_path / file).touch()
+    data = LRS3Data(str(tmp_path))
+    data.check_files(["babble"])
+    with pytest.raises(UserError, match="noise/test/demand/PARK"):
+        data.check_files(["babble", "demand/PARK"])
+    with pytest.raises(UserError, match=r"trainval\.tsv, trainval\.wrd"):
+        LRS3Data(str(tmp_path), "trainval").check_files()

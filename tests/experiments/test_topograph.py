@@ -212,3 +212,43 @@ def test_residual_unet_has_the_weights_and_values_of_monais():
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 1, 16, 16)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+def pair(folder, image, mask):
+    Image.fromarray(image).save(folder / "a_image.png")
+    Image.fromarray(mask).save(folder / "a_mask.png")
+    for kind in ("image", "mask"):
+        shutil.copy(folder / f"a_{kind}.png", folder / f"b_{kind}.png")
+    return ImagePairs(f"{folder}/*_image.png", f"{folder}/*_mask.png", test=1, tile=8)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.zeros((9, 8), np.uint8), r"its mask .* \(9, 8\)"),
+        (np.repeat(np.array([[0, 127, 255, 0]], np.uint8), 2, 1).repeat(8, 0), "one class"),
+        (np.repeat(np.array([[0, 1, 2, 3]], np.uint8), 2, 1).repeat(8, 0), "0, 1, 2, 3"),
+    ],
+)
+def test_masks_that_do_not_fit_are_told_before_training(tmp_path, mask, message):
+    with pytest.raises(UserError, match=message):
+        pair(tmp_path, np.zeros((8, 8), np.uint8), mask).check()
+
+
+def test_deep_and_constant_images_and_masks_of_ones(tmp_path):
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    images, masks = pair(tmp_path, deep, np.eye(8, dtype=np.uint8)).load("train", 0)
+    assert images.unique().numel() == 64
+    assert torch.equal(masks[0], torch.eye(8, dtype=torch.long))
+    images, _ = pair(tmp_path, np.full((8, 8), 7, np.uint8), np.eye(8, dtype=np.uint8) * 255).load(
+        "test", 0
+    )
+    assert torch.equal(images, torch.zeros(1, 1, 8, 8))
+
+
+def test_what_the_published_network_cannot_take(tmp_path):
+    with pytest.raises(UserError, match="multiples of 2"):
+        ResidualUNet([4, 8], [2], 1)(torch.zeros(1, 1, 7, 8))
+    (tmp_path / "half.pth").write_bytes(b"half")
+    with pytest.raises(UserError, match=r"half\.pth"):
+        load_published(tmp_path / "half.pth")

@@ -111,6 +111,15 @@ def test_a_manifest_lists_real_clips(recordings, tmp_path):
         load_noises(tmp_path)
 
 
+def test_a_file_without_the_modality_says_so(recordings, shared_data):
+    sound = recordings("speech", "jfk", "*.flac")[0]
+    with pytest.raises(ValueError, match="without pictures"):
+        read_video(sound)
+    picture = recordings("segmentation", "isbi2012_em", "00_image.png")[0]
+    with pytest.raises(ValueError, match="without sound"):
+        read_audio(picture)
+
+
 def test_a_turned_and_scaled_face_gives_the_mouth_of_the_mean_face():
     """A picture warped by a known similarity is brought back; the lips end in the middle."""
     rng = np.random.default_rng(0)

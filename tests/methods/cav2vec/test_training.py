@@ -179,3 +179,21 @@ def test_a_batch_is_a_function_of_its_number_alone(clips, mixer):
             assert left is None or torch.equal(left, right)
     seen = [makers[0](number).audio for number in range(2)]
     assert not torch.equal(*seen)
+
+
+def test_labels_of_a_frame_more_or_less_are_cut_and_others_refused(clips):
+    counts = clips.frame_counts
+    shorter = [np.arange(n - 1 + 2 * (i % 2)) for i, n in enumerate(counts)]
+    batches = UptrainingBatches(clips, None, None, 20, 3, 400, shorter)
+    for number in range(4):
+        batch = batches(number)
+        assert batch.labels.shape == batch.audio_corrupted.shape
+        assert bool((batch.labels.diff(dim=1) == 1).all())
+    wrong = [np.arange(n + 9) for n in counts]
+    with pytest.raises(ValueError, match="labels must be as many"):
+        UptrainingBatches(clips, None, None, 20, 3, 400, wrong)(0)
+
+
+def test_pictures_smaller_than_the_crop_are_told(clips):
+    with pytest.raises(ValueError, match="at least 88 pixels"):
+        UptrainingBatches(clips, None, None, 88, 2)(0)

@@ -26,6 +26,7 @@ from ritornello.methods.comm import (
     reference,
     supcon_loss,
 )
+from ritornello.methods.comm.attention import ResidualAttentionBlock
 from ritornello.methods.comm.factorcl import PairCritic, club_bound, infonce_bound
 from ritornello.methods.comm.model import extract_features, projection_head
 
@@ -345,3 +346,16 @@ def test_the_training_loss_compiles():
     torch.testing.assert_close(
         compiled(tokens, SUBSETS, padding), fusion.subsets(tokens, SUBSETS, padding)
     )
+
+
+def test_blocks_are_called_as_modules(generator):
+    """Training with divided parameters gathers a block's in hooks of its call."""
+    calls = []
+    for kind, pool in (("concat", "cls"), ("x-attn", "mean")):
+        fusion = FusionTransformer(16, 4, n_layers=2, fusion=kind, pool=pool)
+        blocks = [m for m in fusion.modules() if isinstance(m, ResidualAttentionBlock)]
+        for block in blocks:
+            block.register_forward_pre_hook(lambda *_: calls.append(0))
+        fusion([torch.randn(2, 3, 16, generator=generator) for _ in range(2)])
+        assert len(calls) == len(blocks)
+        calls.clear()
