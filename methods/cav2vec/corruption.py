@@ -152,10 +152,12 @@ class ObjectOcclusion:
         segments = draw_segments(len(frames), generator, frequency=self.frequency)
         result = frames.copy()
         for segment in segments:
-            size = max(round(int(generator.integers(*self.sizes)) * scale), 2)
+            size = generator.integers(self.sizes[0], self.sizes[1], endpoint=True)
+            size = max(round(int(size) * scale), 2)
             patch = augment_patch(self.patch(size, generator), generator)
-            followed = landmarks[segment, generator.integers(landmarks.shape[1])]
-            offset = generator.integers(10, 30, size=2) * scale
+            # Points 48..66 of the face: the last of the inner lip is never followed.
+            followed = landmarks[segment, generator.integers(min(landmarks.shape[1], 19))]
+            offset = generator.integers(10, 30) * scale
             left, top = np.round(followed - offset).astype(int).T
             part = result[segment]
             overlay(part, patch.image, patch.alpha, top, left, out=part)
