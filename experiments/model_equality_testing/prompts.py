@@ -1,5 +1,10 @@
 """Prompts that make a model continue an encyclopedia article (sec. 4, Wikipedia task)."""
 
+import hashlib
+import json
+from pathlib import Path
+
+from ritornello.common.cache import cached_directory
 from ritornello.common.errors import UserError
 
 _INSTRUCTION = (
@@ -27,7 +32,7 @@ def written_prompts(count: int) -> list[str]:
 def wikipedia_prompts(
     count: int, seed: int, languages: list[str], characters: int, path: str
 ) -> list[str]:
-    """The first characters of random articles, the languages in turn.
+    """The first characters of random articles, the languages in turn; read once, then cached.
 
     Args:
         count: how many.
@@ -39,6 +44,19 @@ def wikipedia_prompts(
     Raises:
         UserError: the data set cannot be read.
     """
+    choice = (count, seed, languages, characters, path)
+    digest = hashlib.sha256(json.dumps(choice).encode()).hexdigest()[:20]
+
+    def read(folder: Path) -> None:
+        openings = _openings(count, seed, languages, characters, path)
+        (folder / "openings.json").write_text(json.dumps(openings), encoding="utf-8")
+
+    folder = cached_directory(f"article-openings/{digest}", read)
+    openings = json.loads((folder / "openings.json").read_text(encoding="utf-8"))
+    return [_INSTRUCTION.format(opening=opening) for opening in openings]
+
+
+def _openings(count: int, seed: int, languages: list[str], characters: int, path: str) -> list[str]:
     import datasets
 
     openings: list[str] = []
@@ -50,4 +68,6 @@ def wikipedia_prompts(
             openings += [str(row["text"])[:characters] for row in rows]
     except (OSError, ValueError, ConnectionError) as error:
         raise UserError(f"{path} cannot be read ({error}); give path= a local copy") from error
-    return [_INSTRUCTION.format(opening=opening) for opening in openings]
+    if len(openings) < count:
+        raise UserError(f"{path} holds {len(openings)} articles, count={count} are asked for")
+    return openings

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from ritornello.common.chat import (
     replicates,
 )
 from ritornello.common.errors import UserError
+from ritornello.common.models.hub import hub_snapshot
 from ritornello.methods.model_equality_testing import (
     CompletionSample,
     encode_tokens,
@@ -191,18 +193,25 @@ class Source:
         return CompletionSample(prompts, codes, len(pool))
 
 
+def require_bitsandbytes() -> None:
+    """Says before anything is sampled that quantised loading cannot work here.
+
+    Raises:
+        UserError: no GPU, or the package is absent.
+    """
+    if not torch.cuda.is_available() or find_spec("bitsandbytes") is None:
+        raise UserError("int8 and nf4 weights need a GPU and the package bitsandbytes")
+
+
 def load_bitsandbytes(name_or_path: str, scheme: Literal["int8", "nf4"]) -> "PreTrainedModel":
     """A hub model under LLM.int8 or 4-bit NormalFloat, on the GPU.
 
     Raises:
-        UserError: the package `bitsandbytes` is absent.
+        UserError: see `require_bitsandbytes`, or the checkpoint cannot be had.
     """
-    from importlib.util import find_spec
-
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    if find_spec("bitsandbytes") is None:
-        raise UserError(f"scheme={scheme!r} needs the package bitsandbytes and a GPU")
+    require_bitsandbytes()
     config = BitsAndBytesConfig(
         load_in_8bit=scheme == "int8",
         load_in_4bit=scheme == "nf4",
@@ -210,7 +219,7 @@ def load_bitsandbytes(name_or_path: str, scheme: Literal["int8", "nf4"]) -> "Pre
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        name_or_path, quantization_config=config, device_map="cuda"
+        hub_snapshot(name_or_path), quantization_config=config, device_map="cuda"
     )
     return model.eval()
 

@@ -225,3 +225,25 @@ def test_an_endpoint_is_asked_and_one_that_refuses_is_told(dilemmas, monkeypatch
         with pytest.raises(EndpointError):
             evaluate(DilemmaTask(dilemmas[:4]), OpenAIClient(server.base_url, "unknown"))
     assert choices(records) == {d.idx: ValueAgent({}).choose(d) for d in dilemmas[:4]}
+
+
+def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path):
+    from ritornello.common.runs import Cell, CellContext
+    from ritornello.experiments.daily_dilemmas.experiment import Condition, ModelStudy
+    from ritornello.experiments.daily_dilemmas.questions import written
+
+    asked = []
+
+    def reply(prompt, params):
+        asked.append(prompt)
+        if len(asked) == 10:
+            raise KeyboardInterrupt
+        return "Action 1"
+
+    study = ModelStudy(lambda: ScriptedClient(reply), lambda: written(1), mode="reply")
+    context = CellContext(tmp_path, tmp_path)
+    cell, arm = Cell("language_model", "a", 0), Condition(system_prompt="Be brief.")
+    with pytest.raises(KeyboardInterrupt):
+        list(study.measure(arm, cell, context))
+    list(study.measure(arm, cell, context))
+    assert len(asked) == 16 + 1  # eight dilemmas in both orders, and the one that was in flight

@@ -247,3 +247,37 @@ def test_rules_about_queries():
     assert rule_tag("blah") == "Others"
     assert distinct_2(["a b a b"]) == pytest.approx(2 / 3)
     assert distinct_2([]) == 0.0
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_reward_does_not_depend_on_the_batch(tmp_path, chatml, padded):
+    """Also of a checkpoint whose tokenizer has no padding token."""
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    from ritornello.methods.magpie.preferences import load_sequence_reward
+
+    config = LlamaConfig(
+        vocab_size=len(chatml),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForSequenceClassification(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    chatml.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings["pad_token"] = "<|im_start|>" if padded else None
+    file.write_text(json.dumps(settings))
+    reward = load_sequence_reward(str(tmp_path), device="cpu")
+    asked, answers = ["Why?", "What is that?"], ["So.", "A much longer answer to the question."]
+    together = reward(asked, answers)
+    alone = [reward([q], [a])[0] for q, a in zip(asked, answers, strict=True)]
+    assert together == pytest.approx(alone, abs=2e-2)
+    assert together[0] != together[1]
+    with pytest.raises(UserError, match="there is no folder"):
+        load_sequence_reward("./nowhere", device="cpu")
