@@ -154,7 +154,8 @@ def _check(part: LayerParts, number: int) -> None:
 def normalise(norm: nn.Module, x: Tensor) -> Tensor:
     """norm(x); an RMS norm in fp32 by torch's fused kernel, in a quarter of the time."""
     epsilon, weight = getattr(norm, "variance_epsilon", None), getattr(norm, "weight", None)
-    if epsilon is None or weight is None or not x.dtype == weight.dtype == torch.float32:
+    watched = norm._forward_hooks or norm._forward_pre_hooks
+    if watched or epsilon is None or weight is None or not x.dtype == weight.dtype == torch.float32:
         return norm(x)
     return nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 

@@ -37,6 +37,10 @@ class _ChosenWeight:
         self._held: tuple[tuple, Tensor, Tensor] | None = None
         self._packed: Tensor | None = None
 
+    def __getstate__(self) -> dict:
+        # oneDNN's layout can be neither copied nor pickled
+        return self.__dict__ | {"_packed": None}
+
     def linear(self, x: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + b on the CPU, of the chosen outputs (inputs, where transposed)."""
         chosen = self._take(weight, index)

@@ -1,5 +1,6 @@
 """The pruned model: every family, pads, decoding, files, dtypes, and the loop as oracle."""
 
+import copy
 import pickle
 
 import pytest
@@ -260,10 +261,22 @@ def test_calibration_sees_the_dense_model(build, prune, ids):
     torch.testing.assert_close(pruned.history["layers.3.mlp"].energy, expected)
 
 
-def test_a_pickled_model_prunes_alike(build, prune, ids):
-    pruned = prune(build())
-    again = pickle.loads(pickle.dumps(pruned))
-    assert torch.equal(logits(again, ids), logits(pruned, ids))
+def test_a_copied_or_pickled_model_prunes_alike(build, prune, ids):
+    pruned = prune(build(), update_history=False)
+    expected = logits(pruned, ids)
+    for again in (pickle.loads(pickle.dumps(pruned)), copy.deepcopy(pruned)):
+        assert torch.equal(logits(again, ids), expected)
+
+
+def test_hooks_on_the_norms_see_what_enters_them(build, prune, ids):
+    pruned = prune(build(), update_history=False)
+    unwatched = logits(pruned, ids)
+    layer, seen = pruned.layers[3], []
+    for norm in (layer.parts.attention_norm, layer.parts.mlp_norm):
+        norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    torch.testing.assert_close(logits(pruned, ids), unwatched)
+    assert (*ids.shape, layer.parts.query.in_features) in seen
+    assert len(seen) == 4  # a probe and the batch, in both blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
