@@ -187,6 +187,8 @@ def _wait_for(
     """Leaves the training to other processes, which hand their state back as a checkpoint."""
     from ritornello.common.training.progress import read_checkpoint
 
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as own:
         file = file or Path(own) / "training.pt"
         before = read_checkpoint(file)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ritornello.common.data.augmentation import training_transform
 from ritornello.common.errors import UserError
 
 
@@ -92,8 +93,7 @@ class ImageFolders:
                 f"root={root} must hold {inside}<class>/<image>: there is no such folder"
             )
         none = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        augmentation = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25} if train else {}
-        transform = create_transform(size, is_training=train, **augmentation, **none)
+        transform = (training_transform if train else create_transform)(size, **none)
         self.folders = [ImageFolder(str(folder), transform) for folder in folders]
         self.class_names = self.folders[0].classes
         if any(folder.classes != self.class_names for folder in self.folders):

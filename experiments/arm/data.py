@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ritornello.common.data.augmentation import training_transform
 from ritornello.common.errors import UserError
 
 Transform = Literal["pretrain", "finetune", "evaluate"]
@@ -227,19 +228,11 @@ class ImageFolders:
         return None if len(present) == self.num_classes else torch.tensor(present)
 
     def _transform(self, transform: Transform, size: int) -> Any:
-        from timm.data import create_transform
         from torchvision.transforms import v2
 
         mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         if transform == "finetune":
-            return create_transform(
-                size,
-                is_training=True,
-                auto_augment="rand-m9-mstd0.5-inc1",
-                interpolation="bicubic",
-                re_prob=0.25,
-                re_mode="pixel",
-            )
+            return training_transform(size, interpolation="bicubic", re_mode="pixel")
         bicubic = v2.InterpolationMode.BICUBIC
         if transform == "pretrain":
             cropped = [v2.RandomResizedCrop(size, (0.2, 1.0), interpolation=bicubic)]

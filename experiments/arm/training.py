@@ -141,8 +141,9 @@ class _Tuning(_Training):
         smoothing = self.recipe.label_smoothing
         return F.cross_entropy(self.model(images), labels, label_smoothing=smoothing)
 
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        if self.average is not None:
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        super().optimizer_step(*arguments, **named)
+        if self.average is not None:  # now, when no parameter is gathered from other processes
             self.average.update_parameters(self.model)
 
 

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import sys
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 from ritornello.common.training import choose_trainer, cosine_with_warmup, fit
 
+module_of_fit = sys.modules[fit.__module__]
 STEPS = 12
 
 
@@ -156,6 +159,17 @@ def test_the_chosen_trainer_is_over_the_callers(tmp_path):
         assert fit(Regression(), batch, steps=3).losses == expected
     finally:
         choose_trainer({})
+
+
+def test_training_in_other_processes_makes_its_folder(tmp_path, monkeypatch):
+    @contextmanager
+    def nobody(task, **places):
+        raise Killed
+        yield
+
+    monkeypatch.setattr(module_of_fit, "companions", nobody)
+    with pytest.raises(Killed):
+        fit(Regression(), batch, steps=1, scratch=tmp_path / "new", strategy="fully_shard")
 
 
 def test_a_companion_that_fails_ends_the_training():
