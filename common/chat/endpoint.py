@@ -113,8 +113,8 @@ class OpenAIClient:
             failed += not completion.ok
             if failed > budget:
                 raise ErrorBudgetExceeded(
-                    f"{failed} of {len(asked)} requests to {self.model_id} failed (tolerated: "
-                    f"{budget}); the last one with: {completion.error}"
+                    f"{failed} of {len(asked)} requests to {self.model_id} at {self._base_url} "
+                    f"failed (tolerated: {budget}); the last one with: {completion.error}"
                 )
 
         def ask(session: EndpointSession, prompt: Prompt) -> Coroutine[Any, Any, Completion]:

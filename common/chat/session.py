@@ -238,4 +238,7 @@ def _explain(error: Exception, model_id: str, attempts: int) -> Exception:
         return ContextLengthError(f"{model_id}: {error}")
     if error.status_code == 400 and "content_filter" in lowered:
         return _GaveUp(text, attempts, "content_filter")
-    return EndpointError(f"{model_id} answered {error.status_code}: {error}")
+    hint = ""
+    if error.status_code in (401, 403):
+        hint = " (the key is read from the environment variable that api_key_env names)"
+    return EndpointError(f"{model_id} answered {error.status_code}: {error}{hint}")

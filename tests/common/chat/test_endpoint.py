@@ -98,8 +98,9 @@ def test_a_refusing_server_stops_the_call_with_its_message(status):
     fault = Fault("status", status=status, message="no such key")
     with FakeServer(echo_client(), misbehave=lambda number, body: fault) as server:
         client = endpoint(server, max_concurrency=1)
-        with pytest.raises(EndpointError, match=f"{status}.*no such key"):
+        with pytest.raises(EndpointError, match=f"{status}.*no such key") as told:
             client.generate(["a", "b", "c"], PARAMS)
+    assert ("api_key_env" in str(told.value)) == (status in (401, 403))
     assert len(server.requests) == 1
 
 
