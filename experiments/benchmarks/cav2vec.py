@@ -73,6 +73,7 @@ def _occlusion() -> Benchmark:
         "OpenCV, frame by frame",
         target=10.0,
         agree=agree,
+        inner=10,
     )
 
 

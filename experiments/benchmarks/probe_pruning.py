@@ -54,7 +54,7 @@ def _scoring() -> Benchmark:
         peer_name="literal formula",
         target=1000,
         agree=torch.testing.assert_close,
-        inner=20,
+        inner=100,
     )
 
 

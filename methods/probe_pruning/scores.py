@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ritornello.methods.probe_pruning.config import Score
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def column_weights(
     weight: Float[Tensor, "dim channels"], score: Score
@@ -29,7 +31,7 @@ def score_channels(
     """Scores from `column_weights`: PPsp and FLAP e_c * column, Wanda-sp sqrt(e_c) * column."""
     scale = energy.float().sqrt() if score == "wanda_sp" else energy.float()
     # Half-precision overflow upstream shall rank highest, not poison the order.
-    return (scale * columns).clamp(max=torch.finfo(torch.float32).max)
+    return (scale * columns).clamp_(max=_LARGEST)
 
 
 def score_heads(
