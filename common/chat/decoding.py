@@ -25,6 +25,7 @@ class Row:
     index: int
     prompt_ids: list[int]
     draws: np.ndarray
+    max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[dict[int, float]] = field(default_factory=list)
@@ -235,7 +236,7 @@ class BatchDecoder:
             return "stop"
         if self._stopped is not None and self._stopped(row.token_ids):
             return "stop"
-        return "length" if len(row.token_ids) >= self._params.max_tokens else None
+        return "length" if len(row.token_ids) >= row.max_tokens else None
 
     def _record_logprobs(self, rows: list[Row], logits: Tensor, tokens: Tensor) -> None:
         logprobs = torch.log_softmax(logits.float(), dim=-1)

@@ -49,6 +49,8 @@ class TransformersClient:
         max_batch_tokens: budget for rows x (prompt + answer) tokens held in the cache.
         pack_weights: on a CPU in fp32, keep a second copy of the linear weights in the layout that
             decoding needs (faster by about half; costs the weights' memory once more).
+        end_at_context: whether an answer ends where the context does, as a server's (it is empty
+            where the prompt leaves no room), instead of raising ContextLengthError.
         model_id: identity in cache keys; by default a hash of name, dtype, chat template and
             weights as they are at the first use.
 
@@ -64,6 +66,7 @@ class TransformersClient:
         max_batch_rows: int = 32,
         max_batch_tokens: int = 32_768,
         pack_weights: bool = True,
+        end_at_context: bool = False,
         model_id: str | None = None,
     ) -> None:
         if max_batch_rows < 1 or max_batch_tokens < 1:
@@ -75,6 +78,7 @@ class TransformersClient:
         self.tokenizer = tokenizer
         self.max_batch_rows = max_batch_rows
         self.max_batch_tokens = max_batch_tokens
+        self._end_at_context = end_at_context
         self._model_id = model_id
         self._context = _context_length(model.config.get_text_config())
         self._packed = PackedWeights(model) if pack_weights else None
@@ -108,7 +112,7 @@ class TransformersClient:
         asked = [as_prompt(prompt) for prompt in prompts]
         require_capabilities(self, asked, params)
         encoded = self._encode([self.render(prompt) for prompt in asked])
-        self._check_lengths(encoded, params.max_tokens)
+        self._check_lengths(encoded, None if self._end_at_context else params.max_tokens)
         completions: dict[int, Completion] = {}
         started = time.perf_counter()
 
@@ -118,10 +122,15 @@ class TransformersClient:
             if on_completion is not None:
                 on_completion(row.index, completion)
 
-        rows = [
-            Row(index, ids, uniforms(request_seed(prompt, params), params.max_tokens))
-            for index, (prompt, ids) in enumerate(zip(asked, encoded, strict=True))
-        ]
+        rows: list[Row] = []
+        for index, (prompt, ids) in enumerate(zip(asked, encoded, strict=True)):
+            draws = uniforms(request_seed(prompt, params), params.max_tokens)
+            row = Row(index, ids, draws, min(params.max_tokens, self._context - len(ids)))
+            if row.max_tokens > 0:
+                rows.append(row)
+            else:
+                row.finish_reason = "length"
+                finish(row)
         decoder = BatchDecoder(
             BatchModel(self.model),
             params,
@@ -187,11 +196,11 @@ class TransformersClient:
             return []
         return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
 
-    def _check_lengths(self, encoded: Sequence[Sequence[int]], answer_tokens: int) -> None:
+    def _check_lengths(self, encoded: Sequence[Sequence[int]], answer_tokens: int | None) -> None:
         for index, ids in enumerate(encoded):
             if not ids:
                 raise ValueError(f"prompt {index} is empty: it needs at least one token")
-            if len(ids) + answer_tokens > self._context:
+            if answer_tokens is not None and len(ids) + answer_tokens > self._context:
                 raise ContextLengthError(
                     f"prompt {index} has {len(ids)} tokens and up to {answer_tokens} follow, "
                     f"but the context holds {self._context}"
@@ -219,7 +228,7 @@ class TransformersClient:
 
     def _complete(self, row: "Row", params: GenerationParams, seconds: float) -> Completion:
         ends = self.end_ids | set(params.stop_token_ids)
-        ended = row.token_ids[-1] in ends
+        ended = bool(row.token_ids) and row.token_ids[-1] in ends
         text = self._decode(row.token_ids[:-1] if ended else row.token_ids, params)
         text, stop = first_stop(text, params.stop)
         reason = row.finish_reason if stop is None else "stop"

@@ -12,7 +12,6 @@ from ritornello.common.jsonl import write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings, tokenize_row
 from ritornello.common.training.preference import PreferenceSettings, tokenize_pair
-from ritornello.experiments.supercorrect.context import ContextBound
 from ritornello.experiments.supercorrect.outcomes import share, steadiness
 from ritornello.methods.supercorrect.answers import answers_equal
 from ritornello.methods.supercorrect.baselines import (
@@ -144,7 +143,7 @@ class LanguageModelStudy(Experiment):
             model = self._second_stage(arm, trainer, collected, cell.seed, context)
         # verification and the search for errors begin with the same answers
         client = CachedClient(
-            ContextBound(TransformersClient(model.eval(), tokenizer)),
+            TransformersClient(model, tokenizer, end_at_context=True),
             context.scratch / "answers.sqlite",
         )
         test = self.problems("test", self.limit)
@@ -171,7 +170,8 @@ class LanguageModelStudy(Experiment):
         seed: int,
         context: CellContext,
     ) -> "PreTrainedModel":
-        student = ContextBound(TransformersClient(trainer.model.eval(), trainer.tokenizer))
+        # verification asks about whole solutions: a rambling one may leave little room, or none
+        student = TransformersClient(trainer.model, trainer.tokenizer, end_at_context=True)
         cases = collect_errors(student, problems, template=arm.template, params=self.params)
         pairs = self._pairs(arm, student, problems, cases, context)
         write_jsonl(context.artifacts / "pairs.jsonl", pairs)

@@ -219,6 +219,19 @@ def test_identity_follows_the_weights(tokenizer):
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_an_answer_may_end_where_the_context_does(model, tokenizer):
+    client = TransformersClient(model, tokenizer, end_at_context=True)
+    prompts, params = ["a" * 500, "a" * 508, "a" * 512, "a" * 600], GenerationParams(max_tokens=8)
+    seen = []
+    answers = client.generate(prompts, params, on_completion=lambda index, _: seen.append(index))
+    assert sorted(seen) == [0, 1, 2, 3]
+    whole = TransformersClient(model, tokenizer).generate(prompts[:1], params)
+    assert answers[0].token_ids == whole[0].token_ids
+    assert len(answers[1].token_ids) == 4
+    for answer in answers[2:]:
+        assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
+
+
 def test_bad_requests_are_told_before_anything_runs(model, tokenizer, client):
     with pytest.raises(ContextLengthError, match="512"):
         client.generate(["a" * 500], GenerationParams(max_tokens=20))

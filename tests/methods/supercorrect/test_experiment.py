@@ -9,7 +9,6 @@ import torch
 from ritornello.common.chat import (
     CapabilityError,
     GenerationParams,
-    TransformersClient,
     replicates,
 )
 from ritornello.common.errors import UserError
@@ -20,7 +19,6 @@ from ritornello.common.runs import Cell, CellContext
 from ritornello.common.training.language_model_sft import SFTSettings
 from ritornello.common.training.preference import PreferenceSettings
 from ritornello.experiments.supercorrect.attempts import plain_case
-from ritornello.experiments.supercorrect.context import ContextBound
 from ritornello.experiments.supercorrect.figures import figures
 from ritornello.experiments.supercorrect.language_model import (
     LanguageModelStudy,
@@ -247,18 +245,6 @@ def test_rows_that_are_too_long_for_training_are_left_out_and_stop_nothing():
     pairs = [{"prompt": "1 2", "chosen": "3", "rejected": text} for text in ("4", "4 5 6 7 8")]
     assert _fitting(chat_tokenizer(), rows, SFTSettings(max_length=5)) == rows[:1]
     assert _fitting(chat_tokenizer(), pairs, PreferenceSettings(max_length=5)) == pairs[:1]
-
-
-def test_an_answer_ends_where_the_context_does():
-    model = tiny_causal_lm(width=16, hidden=24, heads=2, vocabulary=19, max_positions=8)
-    client = ContextBound(TransformersClient(model, chat_tokenizer()))
-    prompts = ["1 2", "1 2 3", "1 2 3 4 5"]
-    answers = client.generate(prompts, GenerationParams(max_tokens=4))
-    alone = TransformersClient(model, chat_tokenizer())
-    whole = alone.generate(prompts[:1], GenerationParams(max_tokens=4))
-    assert answers[0].token_ids == whole[0].token_ids
-    assert len(answers[1].token_ids) <= 3
-    assert (answers[2].text, answers[2].finish_reason) == ("", "length")
 
 
 def test_math_is_read_from_a_folder_laid_out_as_on_the_hub(tmp_path):
