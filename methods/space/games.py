@@ -36,7 +36,14 @@ from ritornello.methods.space.questions import PUBLISHED_PARAMS, check_task
 from ritornello.methods.space.walks import GridWalk
 from ritornello.methods.space.working_memory import BoxObservation, WorkingMemoryEnv, place_boxes
 
-GAMES = ("mct", "cswm", "route_retracing", "shortcut")
+# name → published name
+_PUBLISHED = {
+    "mct": "MCT",
+    "cswm": "CSWM",
+    "route_retracing": "RouteRetracing",
+    "shortcut": "ShortcutDiscovery",
+}
+GAMES = tuple(_PUBLISHED)
 # messages kept of the dialog, besides what every prompt begins with
 HISTORY = {"mct": 20, "cswm": None, "route_retracing": 50, "shortcut": 50}
 _MAZE_SIDES = {"easy": 11, "medium": 21, "hard": 31}
@@ -77,7 +84,7 @@ class SpaceGameTask:
     one if the number is not on the board) and is counted in `n_fallback`.
 
     Args:
-        game: mct, cswm, route_retracing or shortcut.
+        game: mct, cswm, route_retracing or shortcut, or its published name.
         presentation, seed, difficulty: as in `make_task`.
         episodes: how many; of cswm the numbers of boxes take turns.
         compat: read replies with the published parser.
@@ -106,7 +113,7 @@ class SpaceGameTask:
     prompts_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_task(self.game, self.presentation, self.difficulty, dict.fromkeys(GAMES))
+        self.game = check_task(self.game, self.presentation, self.difficulty, _PUBLISHED)
         if self.episodes < 1:
             raise ValueError(f"episodes must be >= 1, got {self.episodes}")
 

@@ -20,12 +20,14 @@ def signed_angle(u: Sequence[float], v: Sequence[float], compat: bool = False) -
         length = math.hypot(*vector)
         if len(vector) != 2 or not math.isfinite(length) or length == 0:
             raise ValueError(f"{name} must be a finite (x, y) other than (0, 0), got {vector}")
-    cross = u[0] * v[1] - u[1] * v[0]
-    dot = u[0] * v[0] + u[1] * v[1]
+    # as Python's numbers: products of small integer types would wrap around
+    (a, b), (c, d) = map(float, u), map(float, v)
+    cross, dot = a * d - b * c, a * c + b * d
     if cross == 0:
         # the official code multiplies by the sign of the cross product, which is 0 here
         return 0.0 if compat or dot > 0 else 180.0
-    return math.degrees(math.atan2(cross, dot))
+    angle = math.degrees(math.atan2(cross, dot))
+    return 180.0 if angle == -180 and not compat else angle
 
 
 def circular_gap(a: float, b: float) -> float:

@@ -38,7 +38,11 @@ class Media:
 
 
 def load_official(
-    source: str | Path, folder: str, *, video_frames: int = 32, limit: int | None = None
+    source: str | Path,
+    folder: str | None = None,
+    *,
+    video_frames: int = 32,
+    limit: int | None = None,
 ) -> list[Sample]:
     """The questions of one published folder, such as `MRT_text` or `MapSketching_BEVImage`.
 
@@ -47,17 +51,22 @@ def load_official(
 
     Args:
         source: the unpacked benchmark, or the hub id of a data set with its files.
-        folder: of the task, which holds `qas.json`.
+        folder: of the task, which holds `qas.json`; None where `source` is that folder itself, or
+            for the questions of all its folders.
         video_frames: frames that stand for a video.
-        limit: only so many questions.
+        limit: only so many questions of a folder.
 
     Raises:
         UserError: the folder or file is not there.
         SampleError: an entry lacks a field or names a file that is missing.
     """
-    file = _root(source) / folder / "qas.json"
+    root = _root(source).resolve()
+    file = root / (folder or "") / "qas.json"
     if not file.is_file():
-        there = sorted(p.parent.name for p in file.parent.parent.glob("*/qas.json"))
+        there = sorted(p.parent.name for p in root.glob("*/qas.json"))
+        if folder is None and there:
+            options: dict[str, Any] = {"video_frames": video_frames, "limit": limit}
+            return [sample for name in there for sample in load_official(root, name, **options)]
         raise UserError(f"there is no {file}; folders with questions: {there or 'none'}; {_HOW}")
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
@@ -66,7 +75,7 @@ def load_official(
     if not isinstance(entries, list):
         raise SampleError(f"{file} must hold a list of questions, got {type(entries).__name__}")
     return [
-        _sample(file, folder, index, entry, video_frames)
+        _sample(file, folder or file.parent.name, index, entry, video_frames)
         for index, entry in enumerate(entries[:limit])
     ]
 

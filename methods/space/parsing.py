@@ -71,7 +71,7 @@ def official_answer(text: str) -> Any:
         return None
     try:
         value = json.loads(matches[-1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if "answer" in value:
         value = value["answer"]

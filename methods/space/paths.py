@@ -3,15 +3,29 @@
 Legend: a grid is a (rows, columns) array, true where one can walk; a position is (row, column).
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int
+from numpy.typing import ArrayLike
 
 Position = tuple[int, int]
 
 MOVES: dict[str, Position] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+def free_cells(grid: ArrayLike) -> Bool[np.ndarray, "rows columns"]:
+    """Where one can walk: numbers other than 0; of a map of characters all but "0".
+
+    Raises:
+        ValueError: the cells form no rectangle.
+    """
+    cells = np.asarray(grid)
+    if cells.ndim != 2:
+        raise ValueError(f"grid must have rows and columns, got shape {cells.shape}")
+    return cells != "0" if cells.dtype.kind == "U" else cells.astype(bool)
 
 
 def distances(
@@ -116,16 +130,16 @@ def path_metrics(
         reference: the shortest path, ends included.
         predicted: every position that was visited.
         radius: 0 in mazes, 1.5 on maps.
-        compat: also what the official code does besides: a reference of length 0 gives SPL 0
-            (ours: 1), and an empty valid prefix adds the key `softspl`.
+        compat: a reference of length 0 gives SPL 0 as in the official code (ours: 1).
+
+    Returns:
+        `valid_path`, `success`, `spl`; only where no position is valid also `softspl`, which is 0.
     """
-    if not reference:
+    if not len(reference):
         raise ValueError("reference must hold at least one position")
-    grid = np.asarray(grid, dtype=bool)
-    prefix, valid = valid_prefix(predicted, grid)
+    prefix, valid = valid_prefix(predicted, free_cells(grid))
     if not prefix:
-        nothing = {"valid_path": 0.0, "success": 0.0, "spl": 0.0}
-        return nothing | ({"softspl": 0.0} if compat else {})
+        return dict.fromkeys(("valid_path", "success", "spl", "softspl"), 0.0)
     success = float(stopped and _euclid(prefix[-1], reference[-1]) <= radius)
     best, taken = _length(reference), _length(prefix)
     spl = success * (1.0 if best == taken == 0 and not compat else best / max(best, taken, 1e-10))
@@ -145,7 +159,7 @@ def strict_path_metrics(
     A goal behind a wall is not reached, and what is left to the goal counts as walked in SPL, so a
     detour is not hidden by stopping before the goal itself.
     """
-    grid = np.asarray(grid, dtype=bool)
+    grid = free_cells(grid)
     prefix, valid = valid_prefix(predicted, grid)
     whole = valid and len(prefix) == len(predicted) > 0
     left = distances(grid, goal)
@@ -167,7 +181,7 @@ def require_free(grid: Bool[np.ndarray, "rows columns"], position: Position, nam
 
 
 def _euclid(a: Position, b: Position) -> float:
-    return float(np.hypot(a[0] - b[0], a[1] - b[1]))
+    return math.dist(a, b)
 
 
 def _length(path: Sequence[Position]) -> float:

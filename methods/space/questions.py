@@ -55,6 +55,7 @@ QUESTION_TASKS: dict[str, tuple[str, Generator]] = {
     "cbtt": ("CBTT", block_tapping),
     "sadd": ("SAdd", spatial_addition),
 }
+_FOLDERS = {name: folder for name, (folder, _) in QUESTION_TASKS.items()}
 FACULTIES: dict[str, tuple[str, ...]] = {
     "orientation": (
         *("direction", "distance", "map_sketching", "route_retracing", "shortcut"),
@@ -79,7 +80,7 @@ def make_task(
     Every question draws from a generator of its own, so the first ten of forty are those of ten.
 
     Args:
-        name: one of `QUESTION_TASKS`.
+        name: one of `QUESTION_TASKS`, or its published name ("MRT", "MapSketching").
         presentation: "text" or "image"; wlt has pictures only.
         n: number of stimuli.
         seed: of the random numbers.
@@ -91,7 +92,7 @@ def make_task(
     Raises:
         ValueError: an unknown name, presentation or difficulty, or n < 1.
     """
-    check_task(name, presentation, difficulty, QUESTION_TASKS)
+    name = check_task(name, presentation, difficulty, _FOLDERS)
     if n < 1:
         raise ValueError(f"n must be >= 1, got {n}")
     _, generator = QUESTION_TASKS[name]
@@ -116,15 +117,23 @@ def make_task(
     return samples
 
 
-def check_task(name: str, presentation: str, difficulty: str, names: Mapping[str, Any]) -> None:
-    """Raises ValueError for whatever is not one of the tasks."""
-    if name not in names:
-        raise ValueError(f"name must be one of {sorted(names)}, got {name!r}")
+def check_task(name: str, presentation: str, difficulty: str, published: Mapping[str, str]) -> str:
+    """Our name of a task, given that or the published one; raises ValueError for others.
+
+    Args:
+        name, presentation, difficulty: as in `make_task`.
+        published: our name → the published one.
+    """
+    ours = {folder.casefold(): key for key, folder in published.items()}
+    name = ours.get(name.casefold(), name)
+    if name not in published:
+        raise ValueError(f"name must be one of {sorted(published)}, got {name!r}")
     accepted = ("image",) if name == "wlt" else ("text", "image")
     if presentation not in accepted:
         raise ValueError(f"presentation of {name} must be one of {accepted}, got {presentation!r}")
     if difficulty not in DIFFICULTIES:
         raise ValueError(f"difficulty must be one of {DIFFICULTIES}, got {difficulty!r}")
+    return name
 
 
 @dataclass
@@ -155,7 +164,7 @@ class SpaceQATask:
     prompts_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_task(self.family, self.presentation, self.difficulty, QUESTION_TASKS)
+        self.family = check_task(self.family, self.presentation, self.difficulty, _FOLDERS)
         if self.mode not in ("generate", "likelihood"):
             raise ValueError(f"mode must be generate or likelihood, got {self.mode!r}")
 

@@ -13,6 +13,7 @@ from ritornello.methods.space.parsing import MAZE_ACTIONS
 from ritornello.methods.space.paths import (
     MOVES,
     Position,
+    free_cells,
     path_metrics,
     require_free,
     shortest_path,
@@ -49,9 +50,7 @@ class GridWalk(ABC, Generic[Seen]):
         *,
         max_steps: int,
     ) -> None:
-        self.grid = np.asarray(grid, dtype=bool)
-        if self.grid.ndim != 2:
-            raise ValueError(f"grid must have rows and columns, got shape {self.grid.shape}")
+        self.grid = free_cells(grid)
         if max_steps < 1:
             raise ValueError(f"max_steps must be >= 1, got {max_steps}")
         require_free(self.grid, start, "start")

@@ -176,7 +176,8 @@ def cswm_chance(n: int, max_steps: int | None = None) -> float:
     if n < 1:
         raise ValueError(f"n must be >= 1, got {n}")
     steps = step_limit(n) if max_steps is None else max_steps
-    return 1 - sum(comb(steps, k) * (1 / n) ** k * (1 - 1 / n) ** (steps - k) for k in range(n))
+    finds = range(n, steps + 1)
+    return sum((comb(steps, k) * (1 / n) ** k * (1 - 1 / n) ** (steps - k) for k in finds), 0.0)
 
 
 def success_probability(n: int, memory: Memory = "none", max_steps: int | None = None) -> float:

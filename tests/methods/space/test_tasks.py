@@ -307,6 +307,8 @@ def test_published_questions_load_and_score(published):
     assert [record.scores["official"].value for record in records] == [0, 1, 0, 0, 1]
     assert [record.scores["ours"].value for record in records] == [0, 1, 0, 0, 1]
     assert len(load_official(published, "MRT_vision", limit=2)) == 2
+    # the folder itself, or all that a folder holds
+    assert load_official(published / "MRT_vision") == load_official(published) == samples
 
 
 @pytest.mark.parametrize(
@@ -335,6 +337,12 @@ def test_absent_published_data_say_how_to_get_them(published):
     (published / "MRT_vision" / "qas.json").write_text("{")
     with pytest.raises(SampleError, match="is not JSON"):
         load_official(published, "MRT_vision")
+
+
+def test_tasks_go_by_their_published_names_too():
+    assert make_task("DirectionEstimation", n=2) == make_task("direction", n=2)
+    assert SpaceQATask("MRT").name == "space/mrt/text"
+    assert SpaceGameTask("RouteRetracing").name == "space/route_retracing/text"
 
 
 def test_generated_and_published_samples_have_one_type(published):
