@@ -1,5 +1,6 @@
 """Which implementation of an operator runs: the argument, else the environment, else automatic."""
 
+import functools
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -57,11 +58,16 @@ def triton_obstacle(device: torch.device | str) -> str | None:
     On the CPU they run in Triton's interpreter, which has to be asked for: TRITON_INTERPRET=1 set
     before Triton is first imported.
     """
-    if importlib.util.find_spec("triton") is None:
+    if not _triton_installed():
         return "the package triton is not installed"
     if torch.device(device).type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     return "it needs a CUDA device, or TRITON_INTERPRET=1 for Triton's interpreter"
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def device_obstacle(device: torch.device | str, required: str) -> str | None:

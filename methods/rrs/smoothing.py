@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ritornello.common.kernels.quantize import channel_absmax
+from ritornello.common.kernels.quantize import sorted_channel_scale
 from ritornello.methods.rrs.config import check_finite
 
 _SMALLEST_SCALE = 1e-5
@@ -71,11 +71,16 @@ def grouped_scale(
     backend: str | None = None,
 ) -> GroupedScale:
     """The scales in the form that kernels take; arguments as in `runtime_smooth_scale`."""
-    normalize = stat == "token_normalised"
-    absmax = channel_absmax(x, keep, normalize_tokens=normalize, backend=backend)
-    descending, order = absmax.clamp(min=_SMALLEST_SCALE).sort(dim=1, descending=True)
-    # After the sort the first channel of a run has its largest scale.
-    return GroupedScale(order, descending[:, ::group_size].contiguous())
+    return GroupedScale(
+        *sorted_channel_scale(
+            x,
+            group_size,
+            keep,
+            normalize_tokens=stat == "token_normalised",
+            smallest=_SMALLEST_SCALE,
+            backend=backend,
+        )
+    )
 
 
 def no_smoothing(x: Float[Tensor, "batch tokens channels"]) -> GroupedScale:

@@ -18,25 +18,23 @@ def obstacle() -> str | None:
     return build_obstacle(_PACKAGE, _SOURCE)
 
 
-def channel_absmax(x: Tensor, keep: Tensor | None, normalize_tokens: bool) -> Tensor:
-    """Largest |x| of each channel over the tokens: (B, T, C) to (B, C)."""
+def sorted_channel_scale(
+    x: Tensor, keep: Tensor | None, group_size: int, normalize_tokens: bool, smallest: float
+) -> tuple[Tensor, Tensor]:
+    """Channels by falling magnitude (B, C), and the largest of each group (B, G)."""
     batch, tokens, channels = x.shape
     x = x.contiguous().float()
     keep = None if keep is None else keep.contiguous().to(torch.uint8)
-    threads = _threads(tokens * channels)
-    partial = x.new_zeros(batch, threads, channels)
-    function = load_library(_PACKAGE, _SOURCE).channel_absmax
-    for b in range(batch):
-        function(
-            _pointer(x[b]),
-            None if keep is None else _pointer(keep[b]),
-            _pointer(partial[b]),
-            ctypes.c_int64(tokens),
-            ctypes.c_int64(channels),
-            ctypes.c_int(normalize_tokens),
-            ctypes.c_int(threads),
-        )
-    return partial.amax(dim=1)
+    order = torch.empty(batch, channels, dtype=torch.long)
+    group_scale = torch.empty(batch, -(-channels // group_size))
+    load_library(_PACKAGE, _SOURCE).sorted_channel_scale(
+        *_pointers(x, keep, order, group_scale),
+        *_sizes(batch, tokens, channels, group_size),
+        ctypes.c_int(normalize_tokens),
+        ctypes.c_float(smallest),
+        ctypes.c_int(_threads(tokens * channels)),
+    )
+    return order, group_scale
 
 
 def smooth_quantize(
@@ -48,21 +46,13 @@ def smooth_quantize(
     order, group_scale = order.contiguous(), group_scale.float().contiguous()
     q = torch.empty(batch, tokens, channels, dtype=torch.int8)
     row_scale = torch.empty(batch, tokens)
-    function = load_library(_PACKAGE, _SOURCE).smooth_quantize
-    for b in range(batch):
-        function(
-            _pointer(x[b]),
-            _pointer(order[b]),
-            _pointer(group_scale[b]),
-            _pointer(q[b]),
-            _pointer(row_scale[b]),
-            ctypes.c_int64(tokens),
-            ctypes.c_int64(channels),
-            ctypes.c_int64(group_size),
-            ctypes.c_int(levels),
-            ctypes.c_float(clip),
-            ctypes.c_int(_threads(tokens * channels)),
-        )
+    load_library(_PACKAGE, _SOURCE).smooth_quantize(
+        *_pointers(x, order, group_scale, q, row_scale),
+        *_sizes(batch, tokens, channels, group_size),
+        ctypes.c_int(levels),
+        ctypes.c_float(clip),
+        ctypes.c_int(_threads(tokens * channels)),
+    )
     return q, row_scale
 
 
@@ -78,5 +68,9 @@ def _threads(values: int) -> int:
     return max(1, min(torch.get_num_threads(), values // _VALUES_PER_THREAD))
 
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
+
+
+def _sizes(*values: int) -> list[ctypes.c_int64]:
+    return [ctypes.c_int64(value) for value in values]

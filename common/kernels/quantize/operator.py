@@ -1,4 +1,4 @@
-"""The operators `ritornello::channel_absmax`, `smooth_quantize` and `rotate_smooth_quantize`.
+"""The operators `ritornello::sorted_channel_scale`, `smooth_quantize`, `rotate_smooth_quantize`.
 
 Rounding has no useful derivative and a maximum over tokens is used as a constant, so neither has
 a gradient: a caller that trains through a quantiser adds its own straight-through estimator.
@@ -15,29 +15,38 @@ from ritornello.common.kernels.hadamard import hadamard_factors
 from ritornello.common.kernels.quantize import cpu, reference
 
 
-def channel_absmax(
+def sorted_channel_scale(
     x: Float[Tensor, "batch tokens channels"],
+    group_size: int,
     keep: Bool[Tensor, "batch tokens"] | None = None,
     *,
     normalize_tokens: bool = False,
+    smallest: float = 0.0,
     backend: str | None = None,
-) -> Float[Tensor, "batch channels"]:
-    """Largest magnitude of each channel over the tokens of a sequence, float32.
+) -> tuple[Int[Tensor, "batch channels"], Float[Tensor, "batch groups"]]:
+    """Channels by falling magnitude over the tokens of a sequence, and the largest of each group.
 
     Args:
         x: activations.
+        group_size: sorted channels that share a scale; the last run may be shorter.
         keep: False for tokens (padding) that must not count.
         normalize_tokens: divide every token by its own largest magnitude first.
+        smallest: magnitudes are raised to it.
         backend: "triton", "cpu" (C++, built at first use) or "reference"; None lets the
             environment variable RITORNELLO_BACKEND or the device decide.
 
+    Returns:
+        (order, group_scale): places in `x` of the sorted channels, of equal ones the first first,
+        and float32 scales.
+
     Raises:
-        ValueError: shapes do not fit, or the forced backend cannot run.
+        ValueError: shapes or values do not fit, or the forced backend cannot run.
     """
     _check_activations(x)
+    _check_group_size(group_size)
     if keep is not None and keep.shape != x.shape[:2]:
         raise ValueError(f"keep must have the shape {tuple(x.shape[:2])}, got {tuple(keep.shape)}")
-    return _channel_absmax(x, keep, normalize_tokens, backend)
+    return _sorted_channel_scale(x, keep, group_size, normalize_tokens, smallest, backend)
 
 
 def smooth_quantize(
@@ -64,7 +73,7 @@ def smooth_quantize(
         group_size: channels that share a scale.
         bits: 2 to 8.
         clip: fraction of the largest magnitude that is represented.
-        backend: see `channel_absmax`.
+        backend: see `sorted_channel_scale`.
 
     Returns:
         (q, a), q in the sorted order.
@@ -105,8 +114,7 @@ def _check(x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, bits:
     batch, _, channels = x.shape
     if not 2 <= bits <= 8:
         raise ValueError(f"bits must be in 2..8, got {bits}")
-    if group_size < 1:
-        raise ValueError(f"group_size must be at least 1, got {group_size}")
+    _check_group_size(group_size)
     groups = -(-channels // group_size)
     if order.shape != (batch, channels) or group_scale.shape != (batch, groups):
         raise ValueError(
@@ -123,6 +131,11 @@ def _check_activations(x: Tensor) -> None:
         )
 
 
+def _check_group_size(group_size: int) -> None:
+    if group_size < 1:
+        raise ValueError(f"group_size must be at least 1, got {group_size}")
+
+
 def _implementation(operator: str, backend: str | None, device: torch.device) -> ModuleType:
     available = {
         "triton": triton_obstacle(device),
@@ -137,17 +150,27 @@ def _implementation(operator: str, backend: str | None, device: torch.device) ->
     return cpu if chosen == "cpu" else reference
 
 
-@torch.library.custom_op("ritornello::channel_absmax", mutates_args=())
-def _channel_absmax(
-    x: Tensor, keep: Tensor | None, normalize_tokens: bool, backend: str | None
-) -> Tensor:
-    chosen = _implementation("channel_absmax", backend, x.device)
-    return chosen.channel_absmax(x, keep, normalize_tokens)
+@torch.library.custom_op("ritornello::sorted_channel_scale", mutates_args=())
+def _sorted_channel_scale(
+    x: Tensor,
+    keep: Tensor | None,
+    group_size: int,
+    normalize_tokens: bool,
+    smallest: float,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    chosen = _implementation("sorted_channel_scale", backend, x.device)
+    return chosen.sorted_channel_scale(x, keep, group_size, normalize_tokens, smallest)
 
 
-@_channel_absmax.register_fake
-def _(x: Tensor, keep: Tensor | None, normalize_tokens: bool, backend: str | None) -> Tensor:
-    return x.new_empty(x.shape[0], x.shape[2], dtype=torch.float32)
+@_sorted_channel_scale.register_fake
+def _(x, keep, group_size, normalize_tokens, smallest, backend):
+    batch, _, channels = x.shape
+    groups = -(-channels // group_size)
+    return (
+        x.new_empty(batch, channels, dtype=torch.long),
+        x.new_empty(batch, groups, dtype=torch.float32),
+    )
 
 
 @torch.library.custom_op("ritornello::smooth_quantize", mutates_args=())

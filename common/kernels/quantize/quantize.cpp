@@ -1,5 +1,5 @@
-// Channel maxima, and smoothing + scaling + rounding of one token after another while its row is
-// in the first-level cache. Maxima are taken on bit patterns: magnitudes order like unsigned
+// Channel maxima and their order, and smoothing + scaling + rounding of one token after another
+// while its row is in the first-level cache. Maxima are taken on bit patterns: magnitudes order like unsigned
 // integers, which vectorises, and NaN or infinity come out on top instead of being lost.
 #pragma GCC optimize("no-trapping-math", "no-signed-zeros")  // selects instead of branches
 #include <algorithm>
@@ -8,6 +8,8 @@
 #include <cstring>
 #include <thread>
 #include <vector>
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are bytes of words, low first");
 
 namespace {
 
@@ -39,26 +41,103 @@ uint32_t smoothed_maximum(const float* __restrict x, const float* __restrict fac
   return best;
 }
 
-// Rounds a smoothed row into one byte of every word. Levels lie within +-2^22, so the float's own
-// rounding gives the nearest, ties to even.
+// Rounds a smoothed row. Levels lie within +-2^22, so the float's own rounding gives the nearest,
+// ties to even, and leaves it in the lowest byte of its bits.
 void round_row(const float* __restrict x, const float* __restrict factor, float step, int levels,
-               int byte, uint32_t* __restrict words, int64_t n) {
-  const float inverse = 1.0f / step, magic = 12582912.0f, lowest = -levels - 1.0f, highest = levels;
+               uint8_t* __restrict q, int64_t n) {
+  const float inverse = 1.0f / step, magic = 12582912.0f;
+  const float lowest = magic - levels - 1.0f, highest = magic + levels;
   for (int64_t i = 0; i < n; ++i) {
-    float level = (x[i] * factor[i] * inverse + magic) - magic;
+    float level = x[i] * factor[i] * inverse + magic;
     level = level < lowest ? lowest : level;
     level = level > highest ? highest : level;
-    words[i] |= (static_cast<uint32_t>(static_cast<int32_t>(level)) & 255u) << (8 * byte);
+    uint32_t bits;
+    std::memcpy(&bits, &level, 4);
+    q[i] = static_cast<uint8_t>(bits);
   }
 }
 
-void sort_words(const uint32_t* __restrict words, const int64_t* __restrict order,
-                uint32_t* __restrict sorted, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) sorted[i] = words[order[i]];
+constexpr int64_t kRows = 8;
+
+// Eight rows of bytes, one after the other, into one word a channel.
+void interleave(const uint8_t* __restrict rows, uint64_t* __restrict words, int64_t n) {
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(words);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t r = 0; r < kRows; ++r) bytes[kRows * i + r] = rows[r * n + i];
 }
 
-void take_byte(const uint32_t* __restrict words, int byte, int8_t* __restrict q, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) q[i] = static_cast<int8_t>(words[i] >> (8 * byte));
+template <class Wide, class Half>
+void halve(const Wide* __restrict words, Half* __restrict low, Half* __restrict high, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    low[i] = static_cast<Half>(words[i]);
+    high[i] = static_cast<Half>(words[i] >> (4 * sizeof(Wide)));
+  }
+}
+
+// Sorts the channels of rounded rows. Eight rows go at once: the random reads are an eighth.
+class ChannelSorter {
+ public:
+  ChannelSorter(const int64_t* order, int64_t channels)
+      : order_(order), n_(channels), words_(channels), halves_(2 * channels),
+        quarters_(4 * channels) {}
+
+  void eight_rows(const uint8_t* rows, uint8_t* q) {
+    const int64_t n = n_;
+    interleave(rows, words_.data(), n);
+    uint32_t* __restrict low = halves_.data();
+    uint32_t* __restrict high = low + n;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t word = words_[order_[i]];
+      low[i] = static_cast<uint32_t>(word);
+      high[i] = static_cast<uint32_t>(word >> 32);
+    }
+    uint16_t* quarter = quarters_.data();
+    for (int64_t i = 0; i < 2; ++i)
+      halve(low + i * n, quarter + 2 * i * n, quarter + (2 * i + 1) * n, n);
+    for (int64_t i = 0; i < 4; ++i)
+      halve(quarter + i * n, q + 2 * i * n, q + (2 * i + 1) * n, n);
+  }
+
+  void one_row(const uint8_t* __restrict row, uint8_t* __restrict q) const {
+    for (int64_t i = 0; i < n_; ++i) q[i] = row[order_[i]];
+  }
+
+ private:
+  const int64_t* order_;
+  int64_t n_;
+  std::vector<uint64_t> words_;
+  std::vector<uint32_t> halves_;
+  std::vector<uint16_t> quarters_;
+};
+
+// Raises `best` to the magnitudes of a row, or of a row over its own largest one.
+void raise_to_row(const float* __restrict row, bool normalize, uint32_t* __restrict best,
+                  int64_t n) {
+  if (!normalize) {
+    for (int64_t c = 0; c < n; ++c) best[c] = std::max(best[c], bits_of(row[c]));
+    return;
+  }
+  const float top = value_of(row_maximum(row, n));
+  if (top == 0.0f) return;
+  for (int64_t c = 0; c < n; ++c) best[c] = std::max(best[c], bits_of(row[c] / top));
+}
+
+// Places of the keys from the largest to the smallest, equal ones in their order: a radix sort.
+void sort_descending(const uint32_t* keys, int64_t* order, int64_t n) {
+  constexpr int kDigit = 8, kDigits = 4;
+  std::vector<uint64_t> from(n), to(n);
+  for (int64_t i = 0; i < n; ++i)
+    from[i] = static_cast<uint64_t>(~keys[i] & kMagnitude) << 32 | static_cast<uint64_t>(i);
+  for (int digit = 0; digit < kDigits; ++digit) {
+    const int shift = 32 + kDigit * digit;
+    constexpr uint64_t mask = (1u << kDigit) - 1;
+    int64_t start[(1 << kDigit) + 1] = {};
+    for (int64_t i = 0; i < n; ++i) ++start[(from[i] >> shift & mask) + 1];
+    for (int64_t d = 0; d <= static_cast<int64_t>(mask); ++d) start[d + 1] += start[d];
+    for (int64_t i = 0; i < n; ++i) to[start[from[i] >> shift & mask]++] = from[i];
+    std::swap(from, to);
+  }
+  for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int64_t>(from[i] & 0xffffffffu);
 }
 
 template <class Work>
@@ -75,56 +154,65 @@ void in_parallel(int64_t items, int threads, const Work& work) {
 
 extern "C" {
 
-// out[c] = max over kept tokens of |x[t,c]|, divided by the token's own maximum if asked for.
-// `partial` holds `threads` rows of `channels` zeros.
-void channel_absmax(const float* x, const uint8_t* keep, float* partial, int64_t tokens,
-                    int64_t channels, int normalize_tokens, int threads) {
+// For each sequence: channels by falling maximum over its kept tokens of |x[t,c]|, each token
+// divided by its own maximum first if asked for, and the largest maximum of each run of
+// `group_size` channels, at least `smallest`.
+void sorted_channel_scale(const float* x, const uint8_t* keep, int64_t* order, float* group_scale,
+                  int64_t batch, int64_t tokens, int64_t channels, int64_t group_size,
+                  int normalize_tokens, float smallest, int threads) {
   const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads, tokens));
-  in_parallel(parts, threads, [&](int64_t first, int64_t last) {
-    for (int64_t part = first; part < last; ++part) {
-      uint32_t* best = reinterpret_cast<uint32_t*>(partial + part * channels);
-      for (int64_t t = tokens * part / parts; t < tokens * (part + 1) / parts; ++t) {
-        if (keep && !keep[t]) continue;
-        const float* row = x + t * channels;
-        if (normalize_tokens) {
-          const float top = value_of(row_maximum(row, channels));
-          if (top == 0.0f) continue;
-          for (int64_t c = 0; c < channels; ++c)
-            best[c] = std::max(best[c], bits_of(row[c] / top));
-        } else {
-          for (int64_t c = 0; c < channels; ++c) best[c] = std::max(best[c], bits_of(row[c]));
+  std::vector<uint32_t> best(parts * channels);
+  for (int64_t b = 0; b < batch; ++b) {
+    std::fill(best.begin(), best.end(), bits_of(smallest));
+    in_parallel(parts, threads, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part)
+        for (int64_t t = tokens * part / parts; t < tokens * (part + 1) / parts; ++t) {
+          const int64_t row = b * tokens + t;
+          if (keep && !keep[row]) continue;
+          raise_to_row(x + row * channels, normalize_tokens, &best[part * channels], channels);
         }
-      }
-    }
-  });
+    });
+    for (int64_t i = channels; i < parts * channels; ++i)
+      best[i % channels] = std::max(best[i % channels], best[i]);
+    sort_descending(best.data(), order, channels);
+    for (int64_t c = 0; c < channels; c += group_size) *group_scale++ = value_of(best[order[c]]);
+    order += channels;
+  }
 }
 
-// order[c] is the place in x of the sorted channel c, a permutation. Up to four tokens are rounded
-// into the bytes of one word a channel, so that sorting moves words: a quarter of the random reads.
-// Multiplying by inverses is several times faster than dividing; a tie may fall to the other side.
-void smooth_quantize(const float* x, const int64_t* order, const float* group_scale, int8_t* q,
-                     float* row_scale, int64_t tokens, int64_t channels, int64_t group_size,
-                     int levels, float clip, int threads) {
-  constexpr int64_t kRows = 4;
+// order[c] is the place in x of the sorted channel c, a permutation; levels go to their sorted
+// places. Multiplying by inverses is several times faster than dividing; a tie may fall to the
+// other side.
+void smooth_quantize(const float* x, const int64_t* order, const float* group_scale, uint8_t* q,
+                     float* row_scale, int64_t batch, int64_t tokens, int64_t channels,
+                     int64_t group_size, int levels, float clip, int threads) {
+  const int64_t groups = (channels + group_size - 1) / group_size;
   std::vector<float> factor(channels);
-  for (int64_t c = 0; c < channels; ++c) factor[order[c]] = 1.0f / group_scale[c / group_size];
-  in_parallel((tokens + kRows - 1) / kRows, threads, [&](int64_t first, int64_t last) {
-    std::vector<uint32_t> words(channels), sorted(channels);
-    for (int64_t t = first * kRows; t < std::min(last * kRows, tokens); t += kRows) {
-      const int rows = static_cast<int>(std::min(kRows, tokens - t));
-      std::fill(words.begin(), words.end(), 0u);
-      for (int r = 0; r < rows; ++r) {
-        const float* row = x + (t + r) * channels;
-        float step = value_of(smoothed_maximum(row, factor.data(), channels)) * clip / levels;
-        if (step == 0.0f) step = 1.0f;
-        row_scale[t + r] = step;
-        round_row(row, factor.data(), step, levels, r, words.data(), channels);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t c = 0; c < channels; ++c) factor[order[c]] = 1.0f / group_scale[c / group_size];
+    in_parallel((tokens + kRows - 1) / kRows, threads, [&](int64_t first, int64_t last) {
+      ChannelSorter sorter(order, channels);
+      std::vector<uint8_t> rounded(kRows * channels);
+      for (int64_t t = first * kRows; t < std::min(last * kRows, tokens); t += kRows) {
+        const int64_t rows = std::min(kRows, tokens - t);
+        for (int64_t r = 0; r < rows; ++r) {
+          const float* row = x + (t + r) * channels;
+          float step = value_of(smoothed_maximum(row, factor.data(), channels)) * clip / levels;
+          if (step == 0.0f) step = 1.0f;
+          row_scale[t + r] = step;
+          round_row(row, factor.data(), step, levels, &rounded[r * channels], channels);
+        }
+        if (rows == kRows) {
+          sorter.eight_rows(rounded.data(), q + t * channels);
+        } else {
+          for (int64_t r = 0; r < rows; ++r)
+            sorter.one_row(&rounded[r * channels], q + (t + r) * channels);
+        }
       }
-      sort_words(words.data(), order, sorted.data(), channels);
-      for (int r = 0; r < rows; ++r)
-        take_byte(sorted.data(), r, q + (t + r) * channels, channels);
-    }
-  });
+    });
+    x += tokens * channels, q += tokens * channels, row_scale += tokens;
+    order += channels, group_scale += groups;
+  }
 }
 
 }

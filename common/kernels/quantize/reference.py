@@ -17,6 +17,19 @@ def channel_absmax(x: Tensor, keep: Tensor | None, normalize_tokens: bool) -> Te
     return magnitude.amax(dim=1)
 
 
+def sorted_channel_scale(
+    x: Tensor, keep: Tensor | None, group_size: int, normalize_tokens: bool, smallest: float
+) -> tuple[Tensor, Tensor]:
+    """Channels by falling magnitude (B, C), and the largest of each group (B, G)."""
+    return sort_scales(channel_absmax(x, keep, normalize_tokens), group_size, smallest)
+
+
+def sort_scales(absmax: Tensor, group_size: int, smallest: float) -> tuple[Tensor, Tensor]:
+    """Sorts channel maxima (B, C); the first channel of a run has its largest scale."""
+    descending, order = absmax.clamp(min=smallest).sort(dim=1, descending=True, stable=True)
+    return order, descending[:, ::group_size].contiguous()
+
+
 def smooth_quantize(
     x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
 ) -> tuple[Tensor, Tensor]:

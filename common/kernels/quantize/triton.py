@@ -14,6 +14,7 @@ from ritornello.common.kernels.hadamard.triton import (
     rotate_tile,
     transform,
 )
+from ritornello.common.kernels.quantize.reference import sort_scales
 
 _ROWS = 32
 _COLUMNS = 128
@@ -91,6 +92,13 @@ def channel_absmax(x: Tensor, keep: Tensor | None, normalize_tokens: bool) -> Te
         COLUMNS=_COLUMNS,
     )
     return out
+
+
+def sorted_channel_scale(
+    x: Tensor, keep: Tensor | None, group_size: int, normalize_tokens: bool, smallest: float
+) -> tuple[Tensor, Tensor]:
+    """Channels by falling magnitude (B, C), and the largest of each group (B, G)."""
+    return sort_scales(channel_absmax(x, keep, normalize_tokens), group_size, smallest)
 
 
 @triton.jit

@@ -6,10 +6,10 @@ import torch
 from ritornello.common.kernels.dispatch import triton_obstacle
 from ritornello.common.kernels.hadamard import hadamard_matrix
 from ritornello.common.kernels.quantize import (
-    channel_absmax,
     cpu,
     rotate_smooth_quantize,
     smooth_quantize,
+    sorted_channel_scale,
 )
 
 
@@ -34,14 +34,16 @@ SHAPES = [(1, 1, 1), (2, 7, 63), (1, 65, 130), (3, 2, 256)]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("normalize_tokens", [False, True])
 @pytest.mark.parametrize("backend", fast_backends())
-def test_channel_maxima_equal_the_reference(backend, normalize_tokens, shape):
+def test_scales_and_their_order_equal_the_reference(backend, normalize_tokens, shape):
     x = activations(*shape)
+    x[:, :, -1:] = x[:, :, :1]  # two equal channels
     keep = torch.rand(shape[:2], generator=torch.Generator().manual_seed(1)) > 0.3
     for mask in (None, keep):
-        given = {"keep": mask, "normalize_tokens": normalize_tokens}
-        fast = channel_absmax(x, backend=backend, **given)
-        slow = channel_absmax(x, backend="reference", **given)
-        torch.testing.assert_close(fast, slow, rtol=1e-6, atol=0)
+        for group_size in (1, 32):
+            given = {"normalize_tokens": normalize_tokens, "smallest": 0.5}
+            fast = sorted_channel_scale(x, group_size, mask, backend=backend, **given)
+            slow = sorted_channel_scale(x, group_size, mask, backend="reference", **given)
+            torch.testing.assert_close(fast, slow, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -71,9 +73,8 @@ def test_turning_and_rounding_at_once_is_one_after_the_other(backend, dtype, cha
     """Orders with a power of two alone, a fused base, a narrow tile and a base too large."""
     x = activations(2, 5, channels).to(dtype)
     turned = x.float() @ hadamard_matrix(channels) * channels**-0.5
-    descending, order = channel_absmax(turned).clamp(min=1e-5).sort(dim=1, descending=True)
+    order, scale = sorted_channel_scale(turned, 24, smallest=1e-5)
     given = {"group_size": 24, "clip": 0.9, "backend": backend}
-    scale = descending[:, ::24].contiguous()
     fast, fast_scale = rotate_smooth_quantize(x, order, scale, **given)
     slow, slow_scale = smooth_quantize(turned, order, scale, **given | {"backend": "reference"})
     torch.testing.assert_close(fast_scale, slow_scale, rtol=1e-5, atol=0)
@@ -110,7 +111,9 @@ def test_non_finite_values_reach_the_maxima(backend):
         pytest.skip("maxima of Triton drop NaN as the hardware does; infinity is kept")
     x = torch.ones(1, 3, 8)
     x[0, 1, 3] = float("nan")
-    assert channel_absmax(x, backend=backend).isnan()[0].tolist() == [c == 3 for c in range(8)]
+    order, scale = sorted_channel_scale(x, 1, backend=backend)
+    assert order[0].tolist() == [3, 0, 1, 2, 4, 5, 6, 7]
+    assert scale.isnan()[0].tolist() == [True] + [False] * 7
 
 
 @pytest.mark.parametrize("backend", ["reference", *fast_backends()])
@@ -119,8 +122,8 @@ def test_operators_are_registered_properly(backend):
     order, scale = torch.arange(40)[None], torch.ones(1, 3)
     utils = ("test_schema", "test_faketensor")
     operators = torch.ops.ritornello
-    absmax = operators.channel_absmax.default
-    torch.library.opcheck(absmax, (x, None, True, backend), test_utils=utils)
+    scales = operators.sorted_channel_scale.default
+    torch.library.opcheck(scales, (x, None, 16, True, 1e-5, backend), test_utils=utils)
     quantize = operators.smooth_quantize.default
     torch.library.opcheck(quantize, (x, order, scale, 16, 7, 1.0, backend), test_utils=utils)
     turned = operators.rotate_smooth_quantize.default
