@@ -118,7 +118,7 @@ def load_values(path: str | Path | None = None) -> ValueTable:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"there is no file {path}")
-    with file.open(encoding="utf-8", newline="") as text:
+    with file.open(encoding="utf-8-sig", newline="") as text:
         reader = csv.DictReader(text)
         columns = {column.lower(): column for column in reader.fieldnames or ()}
         if missing := {"value", *THEORIES} - set(columns):

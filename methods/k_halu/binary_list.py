@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 _RUN = re.compile(r"\d+(?:(?:\s*,\s*|[ \t]+)\d+)*")
 _DECLARED = re.compile(r"(?:answer|정답)[^\d]{0,20}$", re.IGNORECASE)
-_OFFICIAL_BRACKETED = re.compile(r"\[\s*(\d+(?:,\s*\d+)*)\s*\]")
-_OFFICIAL_BARE = re.compile(r"\d+(?:,\s*\d+)*")
+_OFFICIAL_BRACKETED = re.compile(r"\[\s*(?P<list>\d+(?:,\s*\d+)*)\s*\]")
+_OFFICIAL_BARE = re.compile(r"(?P<list>\d+(?:,\s*\d+)*)")
 _END_MARK = re.compile(r"</s>+")
 
 
@@ -51,7 +51,9 @@ def _marks(run: str, n: int) -> tuple[int, ...] | None:
 def _official(text: str) -> tuple[int, ...] | None:
     line = text.strip().split("\n")[0]
     match = _OFFICIAL_BRACKETED.search(line)
-    if match:
-        return tuple(map(int, match[1].split(",")))
-    match = _OFFICIAL_BARE.match(_END_MARK.sub("", line).strip())
-    return tuple(map(int, match[0].split(","))) if match else None
+    if match is None:
+        match = _OFFICIAL_BARE.match(_END_MARK.sub("", line).strip())
+    try:
+        return tuple(map(int, match["list"].split(","))) if match else None
+    except ValueError:  # a model that repeats one digit for thousands of places
+        return None

@@ -130,12 +130,12 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
                 label = label.tolist()
             yield {**{str(key): value for key, value in row.items()}, "label": label}
         return
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8-sig")
     try:
         if text.lstrip().startswith("["):
             yield from json.loads(text)
         else:
-            for line in text.splitlines():
+            for line in text.split("\n"):  # documents may hold what splitlines() breaks at too
                 if line.strip():
                     yield json.loads(line)
     except json.JSONDecodeError as error:

@@ -47,7 +47,8 @@ def read_samples(paths: Sequence[str | Path], length: int | None = None) -> list
 
 def _rows(path: Path) -> list[tuple[Any, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # at "\n" only: splitlines() would also break at separators within a completion
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     rows = []

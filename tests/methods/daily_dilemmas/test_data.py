@@ -145,7 +145,8 @@ def test_lists_are_read_with_quotes_and_nan():
 
 def test_a_value_table_of_ones_own(tmp_path):
     file = tmp_path / "values.csv"
-    file.write_text("value,WVS,MFT,Virtue,Emotion,Maslow\nhope,Survival,,nan,joy,\n")
+    # with a byte order mark, as spreadsheets write it
+    file.write_text("\ufeffvalue,WVS,MFT,Virtue,Emotion,Maslow\nhope,Survival,,nan,joy,\n")
     table = load_values(file)
     assert dict(table["hope"]) == {
         "wvs": "Survival", "mft": None, "virtue": None, "emotion": "joy", "maslow": None,

@@ -117,6 +117,14 @@ def test_a_single_integer_is_a_label_and_broken_files_are_told(tmp_path):
         load_k_halu(str(file))
 
 
+def test_a_byte_order_mark_and_separators_within_a_document_break_no_file(tmp_path):
+    file = tmp_path / "test.jsonl"
+    row = json.dumps(ROW | {"document": "앞\u2028뒤\u0085끝"}, ensure_ascii=False)
+    file.write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n{row}\r\n".encode())
+    first, second = load_k_halu(str(file))
+    assert first.text == second.text == "앞\u2028뒤\u0085끝"
+
+
 def test_what_is_not_there_is_told_with_the_ways_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for place in ("J-Seo/k_halu_samples", "/nowhere/k_halu_test_v1_1.jsonl"):

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ritornello.methods.k_halu import (
@@ -134,6 +134,7 @@ def test_every_list_is_read_back(marks, comma):
     assert parse_binary_list(text, compat=True) == (None if comma == " , " else tuple(marks))
 
 
+@example("1" * 5000)
 @given(st.text(max_size=80))
 def test_any_reply_is_read_without_an_error(text):
     ours = parse_binary_list(text)

@@ -275,6 +275,12 @@ def test_bad_lines_are_named(tmp_path, line, message):
         records.read_samples([path])
 
 
+def test_completions_may_hold_line_separators(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt_id": 0, "completion": "a\u2028b\u0085c"}\n', encoding="utf-8")
+    assert records.read_samples([path])[0].completions.shape == (1, 5)
+
+
 def test_token_lists_and_strings_do_not_mix(tmp_path):
     tokens = write(tmp_path / "t.jsonl", [{"prompt_id": 0, "completion": [1, 2, 3]}] * 2)
     text = write(tmp_path / "s.jsonl", [{"prompt_id": 0, "completion": "abc"}] * 2)
