@@ -57,17 +57,22 @@ class Digits:
         test: how many are for testing.
         limit: uses the first so many of each split; all when None.
         seed: of the split.
+        held_out: tests on so many of the training digits, left out of training, in place of the
+            test digits: what rates are chosen on.
     """
 
     test: int = 1500
     limit: int | None = None
     seed: int = 0
+    held_out: int = 0
     n_classes = 10
     multilabel = False
 
     def __post_init__(self) -> None:
         if not 100 <= self.test <= 4900:
             raise UserError(f"test must be from 100 to 4900, got {self.test}")
+        if not 0 <= self.held_out <= 4900 - self.test:
+            raise UserError(f"held_out must be from 0 to {4900 - self.test}, got {self.held_out}")
 
     @cached_property
     def file(self):
@@ -89,10 +94,11 @@ class Digits:
         classes = torch.from_numpy(table[order, -1].astype(np.int64))
         images = torch.from_numpy(pixels[:, None, :, :14].copy())
         numbers = torch.from_numpy(shape_features(pixels[:, :, 14:]))
-        cut = len(table) - self.test
+        cut = len(table) - self.test - self.held_out
         mean, deviation = numbers[:cut].mean(dim=0), numbers[:cut].std(dim=0).clamp(min=1e-3)
         numbers = (numbers - mean) / deviation
-        parts = {"train": slice(0, cut), "test": slice(cut, None)}
+        tested = self.held_out or self.test
+        parts = {"train": slice(0, cut), "test": slice(cut, cut + tested)}
         return {
             name: ([images[p][: self.limit], numbers[p][: self.limit]], classes[p][: self.limit])
             for name, p in parts.items()

@@ -91,7 +91,7 @@ class Contrastive(Experiment):
         multilabel: bool = False,
         steps: int | None = None,
     ) -> nn.Module:
-        """Trains a fresh model.
+        """Trains a fresh model; a grid coordinate `lr` replaces the arm's rate.
 
         Args:
             architecture: makes the encoders; their weights come from the cell's seed.
@@ -117,7 +117,7 @@ class Contrastive(Experiment):
         module = lightning_module(
             model,
             augment=augment,
-            lr=arm.lr or recipe.lr,
+            lr=float(cell.coordinates.get("lr", arm.lr or recipe.lr)),
             weight_decay=recipe.weight_decay,
             schedule=None if recipe.warmup_steps is None else schedule,
             watch=watch,

