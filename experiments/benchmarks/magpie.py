@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from ritornello.common.chat import TransformersClient
-from ritornello.common.errors import UserError
 from ritornello.common.models import load_smollm2, load_smollm2_tokenizer
 from ritornello.common.models.embedded import smollm2_directory
+from ritornello.common.optional import require
 from ritornello.experiments.benchmarks import Benchmark
 from ritornello.methods.magpie.dedup import NearestNeighborDeduplicator
 from ritornello.methods.magpie.generator import MagpieGenerator
@@ -54,13 +54,10 @@ def _distilabel() -> Benchmark:
     Raises:
         UserError: distilabel is not installed.
     """
-    try:
-        from distilabel.models import TransformersLLM
-        from distilabel.steps.tasks import MagpieGenerator as PeerGenerator
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"the comparison with distilabel needs it: pip install distilabel ({error})"
-        ) from error
+    require("distilabel", extra="bench")
+    from distilabel.models import TransformersLLM
+    from distilabel.steps.tasks import MagpieGenerator as PeerGenerator
+
     tokenizer = load_smollm2_tokenizer()
     parts = ChatTemplateParts.from_tokenizer(tokenizer)
     client = TransformersClient(load_smollm2(), tokenizer)
@@ -96,7 +93,8 @@ def _distilabel() -> Benchmark:
             raise AssertionError(f"eight queries were wanted, got {a} and {b}")
 
     title = "SmolLM2, 8 queries of up to 16 tokens"
-    return Benchmark(title, ours, peer, "distilabel MagpieGenerator", agree=agree)
+    name = "distilabel MagpieGenerator, transformers backend (one prompt after the other)"
+    return Benchmark(title, ours, peer, name, agree=agree)
 
 
 def _duplicates() -> Benchmark:
