@@ -67,7 +67,8 @@ class OptionParser:
 
     def __init__(self, keys: Sequence[str], contents: Sequence[str] = ()) -> None:
         self.keys = tuple(keys)
-        if len(set(map(str.casefold, self.keys))) != len(self.keys) or not all(self.keys):
+        distinct = len(set(map(str.casefold, self.keys))) == len(self.keys)
+        if not (self.keys and distinct and all(self.keys)):
             raise ParserConfigError(f"keys must be distinct and not empty, got {list(keys)}")
         if contents and len(contents) != len(self.keys):
             raise ParserConfigError(f"{len(self.keys)} keys do not fit {len(contents)} contents")
@@ -77,7 +78,7 @@ class OptionParser:
         self._lone = re.compile(rf"[\s*_`'\"(\[{{]*({names})[\s*_`'\")\]}}.:!]*", re.IGNORECASE)
         self._declared = re.compile(
             r"\b(?:answer|choice|option)\b\s*(?:is|would be|:|=)\s*:?\s*(?:option\s+)?"
-            rf"[*_`'\"(\[{{]*({names})(?=[*_`'\")\]}}.,:;!]|\s*$|\s*\n)",
+            rf"[*_`'\"(\[{{]*({names})(?=[*_`'\")\]}}]|[.,:;!](?!\d)|\s*$|\s*\n)",
             re.IGNORECASE,
         )
 

@@ -31,6 +31,8 @@ def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
 
 def word_errors(hypotheses: Sequence[str], references: Sequence[str]) -> WordErrors:
     """Edit distances on words (not sub-words) of paired sentences."""
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise ValueError("hypotheses and references must be lists of sentences, got a single text")
     if len(hypotheses) != len(references):
         raise ValueError(
             f"hypotheses and references must pair up, got {len(hypotheses)} and {len(references)}"

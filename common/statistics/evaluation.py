@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ritornello.common.statistics.intervals import Interval
+from ritornello.common.statistics.intervals import Interval, tails
 
 _CHUNK = 4_000_000  # resampled values held at once
 
@@ -84,7 +84,7 @@ def cluster_bootstrap(
     else:
         kinds, counts = np.unique(np.stack(_by_cluster(x, clusters)), axis=1, return_counts=True)
     means = _resampled_means(kinds, counts, resamples, np.random.Generator(np.random.PCG64(seed)))
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, tails(level))
     return Interval(float(x.mean()), float(low), float(high))
 
 
@@ -134,8 +134,10 @@ def _by_cluster(
     """Sum and number of the values of each cluster."""
     if len(clusters) != len(x):
         raise ValueError(f"clusters must name one per score, got {len(clusters)} for {len(x)}")
+    # elements of a tensor are equal only to themselves
+    names = getattr(clusters, "tolist", lambda: clusters)()
     numbers: dict[object, int] = {}
-    places = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
+    places = np.array([numbers.setdefault(name, len(numbers)) for name in names])
     sums = np.bincount(places, weights=x).astype(np.float64)
     return sums, np.bincount(places).astype(np.float64)
 

@@ -25,14 +25,25 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
         level: coverage in (0, 1).
 
     Raises:
-        ValueError: fewer than two values, or one that is not finite.
+        ValueError: fewer than two values, one that is not finite, or `level` outside (0, 1).
     """
     from scipy import stats
 
     x = _finite(values, minimum=2)
     mean, spread = float(x.mean()), float(x.std(ddof=1))
-    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1)) * spread / np.sqrt(len(x))
+    half = float(stats.t.ppf(tails(level)[1], len(x) - 1)) * spread / np.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
+
+
+def tails(level: float) -> tuple[float, float]:
+    """The two quantiles between which the share `level` lies.
+
+    Raises:
+        ValueError: `level` outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    return (1 - level) / 2, (1 + level) / 2
 
 
 def bootstrap_indices(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
@@ -59,7 +70,7 @@ def bootstrap_interval(
     """
     x = _finite(samples, minimum=2)
     drawn = np.concatenate([statistic(x[i]) for i in bootstrap_indices(len(x), resamples, seed)])
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(drawn, tails(level))
     return Interval(float(statistic(x)), float(low), float(high))
 
 
@@ -84,7 +95,7 @@ def paired_bootstrap(
     drawn = np.concatenate(
         [compare(x[i], y[i]) for i in bootstrap_indices(len(x), resamples, seed)]
     )
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(drawn, tails(level))
     return Interval(float(compare(x, y)), float(low), float(high))
 
 
@@ -94,7 +105,7 @@ def slope_interval(x: ArrayLike, y: ArrayLike, level: float = 0.95) -> Interval:
 
     u, v = _finite(x, minimum=3), _finite(y, minimum=3)
     fit: Any = stats.linregress(u, v)
-    half = float(stats.t.ppf((1 + level) / 2, len(u) - 2)) * float(fit.stderr)
+    half = float(stats.t.ppf(tails(level)[1], len(u) - 2)) * float(fit.stderr)
     return Interval(float(fit.slope), float(fit.slope) - half, float(fit.slope) + half)
 
 

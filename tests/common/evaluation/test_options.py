@@ -77,12 +77,14 @@ def test_vlmevalkit_is_read_with_its_faults(golden):
 
 
 def test_numbered_keys():
-    assert OptionParser(option_keys(5, "1."))("Answer: 3").value == 2
+    parse = OptionParser(option_keys(5, "1."))
+    assert parse("Answer: 3").value == parse("Answer: 3, surely").value == 2
+    assert parse("The answer is 3.5").value is None
     assert option_keys(3, "1.") == ("1", "2", "3")
 
 
 @pytest.mark.parametrize(
-    ("keys", "contents"), [("AA", ()), (("A", ""), ()), ("AB", ("x",)), (("a", "A"), ())]
+    ("keys", "contents"), [("AA", ()), ((), ()), (("A", ""), ()), ("AB", ("x",)), (("a", "A"), ())]
 )
 def test_keys_that_cannot_be_told_apart_are_refused(keys, contents):
     with pytest.raises(ParserConfigError):

@@ -41,5 +41,7 @@ def test_it_agrees_with_another_implementation(x, y):
 def test_bad_pairs_are_told():
     with pytest.raises(ValueError, match="pair up"):
         word_errors(["a"], [])
+    with pytest.raises(ValueError, match="lists of sentences"):
+        word_errors("good day", "good way")
     with pytest.raises(ValueError, match="at least one word"):
         word_errors(["a"], [" "])

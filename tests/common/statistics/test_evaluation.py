@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from ritornello.common.statistics.evaluation import (
     cluster_bootstrap,
@@ -74,6 +75,14 @@ def test_a_single_cluster_has_no_error_and_the_seed_decides():
     scores = np.random.default_rng(0).random(50)
     assert cluster_bootstrap(scores, seed=1) == cluster_bootstrap(scores, seed=1)
     assert cluster_bootstrap(scores, seed=1) != cluster_bootstrap(scores, seed=2)
+
+
+def test_clusters_may_be_a_list_an_array_or_a_tensor():
+    scores, clusters = [1.0, 0.0, 1.0, 1.0, 0.0], [0, 0, 1, 1, 1]
+    expected = cluster_bootstrap(scores, clusters)
+    assert expected != cluster_bootstrap(scores)
+    for form in (np.array, torch.tensor):
+        assert cluster_bootstrap(scores, form(clusters)) == expected
 
 
 def test_holm_by_hand():

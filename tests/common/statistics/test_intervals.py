@@ -10,6 +10,7 @@ from ritornello.common.statistics import (
     slope_interval,
     t_interval,
 )
+from ritornello.common.statistics.evaluation import cluster_bootstrap
 
 
 def test_t_interval_agrees_with_scipy():
@@ -58,6 +59,13 @@ def test_bootstrap_is_seeded_and_chunks_change_nothing(monkeypatch):
 def test_slope_interval_covers_an_exact_line():
     interval = slope_interval([0, 1, 2, 3], [1, 3, 5, 7])
     assert interval.estimate == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("level", [0, 1, 95])
+def test_a_level_is_a_share(level):
+    for interval in (t_interval, bootstrap_interval, cluster_bootstrap):
+        with pytest.raises(ValueError, match="level must be in"):
+            interval([1.0, 2.0, 3.0], level=level)
 
 
 @pytest.mark.parametrize("bad", [[1.0], [[1.0, 2.0]], [1.0, float("nan")]])
