@@ -11,7 +11,7 @@ from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.optional import require
 from ritornello.experiments.benchmarks import Benchmark
 from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel
-from ritornello.methods.cav2vec.frontend import fold_batch_norm
+from ritornello.methods.cav2vec.folding import fold_batch_norm
 from ritornello.methods.cav2vec.pictures import gaussian_blur, overlay
 
 

@@ -195,6 +195,8 @@ class AVHubertModel(SavedModel):
                 f"audio and video must agree in batch and time, got {present}: "
                 "fit the features with LogFilterbank(...)(waveform, num_frames=...)"
             )
+        if present[0][1] == 0:
+            raise ValueError("audio and video must have at least one frame, got none")
         if padding_mask is not None:
             if tuple(padding_mask.shape) != present[0]:
                 raise ValueError(

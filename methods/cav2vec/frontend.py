@@ -28,9 +28,6 @@ class GradientScale(torch.autograd.Function):
 class BasicBlock(nn.Module):
     """ResNet-18 block with a per-channel PReLU."""
 
-    bn1: nn.Module
-    bn2: nn.Module
-
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
@@ -118,7 +115,7 @@ class LipResNet(nn.Module):
         if present is None:
             windows = windows.reshape(batch * time, height, width, 5)
         else:
-            windows = windows[present]
+            windows = windows[present].contiguous()
         stacked = windows.permute(0, 3, 1, 2)  # channels last in memory, as the kernels like it
         weight = convolution.weight[:, 0].to(stacked.dtype)
         return F.conv2d(stacked, weight, convolution.bias, stride=2, padding=3)
@@ -176,43 +173,3 @@ class VideoFrontend(nn.Module):
                 there batch norm counts padded frames, as in the official code.
         """
         return self.proj(self.resnet(video, None if self.training else padding_mask))
-
-
-def fold_batch_norm(frontend: VideoFrontend) -> None:
-    """Folds every batch normalisation into its convolution, in place, for inference only.
-
-    Raises:
-        ValueError: the front-end is in training mode.
-    """
-    from torch.nn.utils.fusion import fuse_conv_bn_weights
-
-    if frontend.training:
-        raise ValueError("frontend must be in eval mode before its statistics can be folded in")
-
-    def fold(convolution: nn.Module, norm: nn.Module) -> None:
-        assert isinstance(convolution, nn.Conv2d | nn.Conv3d)
-        assert isinstance(norm, nn.BatchNorm2d)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        convolution.weight, convolution.bias = fuse_conv_bn_weights(
-            convolution.weight,
-            convolution.bias,
-            norm.running_mean,
-            norm.running_var,
-            norm.eps,
-            norm.weight,
-            norm.bias,
-        )
-
-    stem = frontend.resnet.frontend3D
-    if isinstance(stem[1], nn.Identity):
-        return
-    fold(stem[0], stem[1])
-    stem[1] = nn.Identity()
-    for block in [m for m in frontend.modules() if isinstance(m, BasicBlock)]:
-        fold(block.conv1, block.bn1)
-        fold(block.conv2, block.bn2)
-        block.bn1, block.bn2 = nn.Identity(), nn.Identity()
-        if block.downsample is not None:
-            fold(block.downsample[0], block.downsample[1])
-            block.downsample[1] = nn.Identity()

@@ -93,8 +93,8 @@ class _NormedWeight(nn.Module):
         self.original0 = nn.Parameter(weight.norm(dim=(0, 1), keepdim=True))
         self.original1 = nn.Parameter(weight)
 
-    def forward(self) -> Float[Tensor, "out in taps"]:
-        return torch._weight_norm(self.original1, self.original0, 2)
+    def forward(self, taps: slice) -> Float[Tensor, "out in some"]:
+        return torch._weight_norm(self.original1[..., taps], self.original0[..., taps], 2)
 
 
 class PositionConv(nn.Module):
@@ -112,10 +112,12 @@ class PositionConv(nn.Module):
         self.parametrizations = nn.ModuleDict({"weight": _NormedWeight(weight)})
 
     def forward(self, x: Float[Tensor, "batch dim time"]) -> Float[Tensor, "batch dim time"]:
-        """An even kernel gives one frame too many, the last, which goes."""
-        weight = self.parametrizations["weight"]()
-        y = F.conv1d(x, weight, self.bias, padding=self.kernel // 2, groups=self.groups)
-        return y[..., : x.shape[-1]]
+        """An even kernel gives one frame too many, the last, which goes; so do taps on no frame."""
+        frames, centre = x.shape[-1], self.kernel // 2
+        reach = min(centre, frames - 1)
+        weight = self.parametrizations["weight"](slice(centre - reach, centre + reach + 1))
+        y = F.conv1d(x, weight, self.bias, padding=reach, groups=self.groups)
+        return y[..., :frames]
 
 
 class EncoderResult(NamedTuple):

@@ -22,7 +22,6 @@ from ritornello.methods.cav2vec import (
 from ritornello.methods.cav2vec.beam_search import beam_search
 from ritornello.methods.cav2vec.data import LabelledBatches, clip_batch
 from ritornello.methods.cav2vec.evaluation import Condition, corruption_grid
-from ritornello.methods.cav2vec.frontend import fold_batch_norm
 from ritornello.methods.cav2vec.tokens import BOS, EOS, PAD
 
 pytest.importorskip("espeakng_loader", reason="the speech is made by espeak-ng")
@@ -134,18 +133,6 @@ def test_padded_pictures_are_not_looked_at_in_inference_and_change_nothing(gener
     model.train()
     model(None, video, padding)
     assert seen[-1] == 27
-
-
-def test_folding_the_batch_norm_changes_nothing(generator):
-    model = AVHubertModel(TINY)
-    video = torch.randn(2, 1, 6, 20, 20, generator=generator)
-    model(None, video)  # statistics away from 0 and 1
-    model.eval()
-    want = model(None, video).last_hidden_state
-    fold_batch_norm(model.feature_extractor_video)
-    torch.testing.assert_close(model(None, video).last_hidden_state, want, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="eval"):
-        fold_batch_norm(AVHubertModel(TINY).feature_extractor_video)
 
 
 def fairseq_file(model, *, old_names: bool, prefix: str = "", extra=None, settings=None) -> bytes:
