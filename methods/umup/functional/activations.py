@@ -82,8 +82,9 @@ class _SiluGlu(torch.autograd.Function):
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """Gradient of silu at `x`; takes the memory of `grad`."""
     if not torch.is_grad_enabled():
-        return torch.ops.aten.silu_backward(grad, x)
+        return torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=grad)
     gate = x.sigmoid()  # the kernel has no derivative of its own
     return grad * gate * (1 + x * (1 - gate))
 

@@ -18,31 +18,35 @@ from ritornello.methods.umup.scale import (
 
 
 class _Linear(torch.autograd.Function):
-    """y = s_out (x W^T + b); dx = s_in g W; dW = s_w g^T x; db = s_w sum g."""
+    """y = s_out (x W^T + b); dx = s_in g W; dW = s_w g^T x; db = s_w sum g.
+
+    With beta=0 addmm ignores its first operand, which only has to have a shape that fits.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, scales: tuple) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(flat, weight)
         ctx.scales, ctx.shape = scales, x.shape
+        scale = scales[0]
         if bias is None:
-            out = torch.addmm(x.new_zeros(1), flat, weight.t(), beta=0, alpha=scales[0])
+            out = torch.addmm(x.new_empty(1), flat, weight.t(), beta=0, alpha=scale)
         else:
-            out = torch.addmm(bias, flat, weight.t(), beta=scales[0], alpha=scales[0])
-        return out.view(*x.shape[:-1], out.shape[1])
+            out = torch.addmm(bias, flat, weight.t(), beta=scale, alpha=scale)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[1])
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         flat, weight = ctx.saved_tensors
         _, in_scale, weight_scale = ctx.scales
         wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        grad = grad.reshape(-1, grad.shape[-1])
-        zero = grad.new_zeros(1)
+        if grad.dim() != 2:
+            grad = grad.reshape(-1, weight.shape[0])
         grad_x = grad_weight = None
         if wants_x:
-            grad_x = torch.addmm(zero, grad, weight, beta=0, alpha=in_scale).view(ctx.shape)
+            grad_x = torch.addmm(flat, grad, weight, beta=0, alpha=in_scale).view(ctx.shape)
         if wants_weight:
-            grad_weight = torch.addmm(zero, grad.t(), flat, beta=0, alpha=weight_scale)
+            grad_weight = torch.addmm(weight, grad.t(), flat, beta=0, alpha=weight_scale)
         return grad_x, grad_weight, grad.sum(0) * weight_scale if wants_bias else None, None
 
 
