@@ -1,5 +1,7 @@
 """One batch of requests to an OpenAI-compatible server: sending, retrying, reading."""
 
+import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -143,39 +145,31 @@ class EndpointSession:
 
     async def _send(self, create: Callable, body: dict, tokens: float) -> tuple[Any, int]:
         """One request with retries; returns the response and the number of tries."""
-        import tenacity
-
-        own_wait = tenacity.wait_random_exponential(
-            multiplier=self._policy.base_seconds, max=self._policy.cap_seconds
-        )
-
-        def wait(state: tenacity.RetryCallState) -> float:
-            assert state.outcome is not None
-            response = getattr(state.outcome.exception(), "response", None)
-            asked = retry_after_seconds(response.headers) if response is not None else None
-            return own_wait(state) if asked is None else asked
-
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_is_transient),
-            wait=wait,
-            stop=tenacity.stop_after_attempt(self._policy.attempts)
-            | tenacity.stop_before_delay(self._policy.total_seconds),
-            reraise=True,
-        )
-        attempts = 0
-
-        async def once() -> Any:
-            nonlocal attempts
-            attempts += 1
+        started = time.monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
             await self._requests.spend(1)
             await self._tokens.spend(tokens)
-            async with self._limit.slot():
-                return await self._once(create, body)
+            try:
+                async with self._limit.slot():
+                    return await self._once(create, body), attempt
+            except Exception as error:
+                wait = self._wait(attempt, error)
+                late = time.monotonic() - started + wait > self._policy.total_seconds
+                if late or attempt >= self._policy.attempts or not _is_transient(error):
+                    raise _explain(error, self._model, attempt) from error
+            await asyncio.sleep(wait)
 
-        try:
-            return await retrying(once), attempts
-        except Exception as error:
-            raise _explain(error, self._model, attempts) from error
+    def _wait(self, attempt: int, error: Exception) -> float:
+        """Seconds before the next try: what the server asks for, else a random part of the cap."""
+        response = getattr(error, "response", None)
+        asked = retry_after_seconds(response.headers) if response is not None else None
+        if asked is not None:
+            return asked
+        policy = self._policy
+        doubled = policy.base_seconds * 2.0 ** min(attempt - 1, 100)
+        return random.uniform(0, min(policy.cap_seconds, doubled))
 
     async def _once(self, create: Callable, body: dict) -> Any:
         try:
