@@ -45,8 +45,8 @@ def check_pair(a: Tensor, b: Tensor, names: str) -> None:
 
 
 def normalized(z: Tensor) -> Float[Tensor, "*batch dim"]:
-    """Unit length, in float32: 1 / τ makes half precision too coarse for the logits."""
-    return F.normalize(z.float(), dim=-1)
+    """Unit length, in float32 or more: 1 / τ makes half precision too coarse for the logits."""
+    return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1)
 
 
 def _self_lse(z: Float[Tensor, "*k n dim"], temperature: float) -> Float[Tensor, "*k n"]:

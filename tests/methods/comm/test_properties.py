@@ -101,6 +101,12 @@ def test_half_precision_gets_float_logits():
     torch.testing.assert_close(mixed, nt_xent(a, b))
 
 
+def test_double_precision_stays_double():
+    a, b = (random(4, 3, seed=s).double().requires_grad_() for s in (0, 1))
+    assert torch.autograd.gradcheck(nt_xent, (a, b))
+    assert torch.autograd.gradcheck(lambda x, y: CoMMLoss()([x, y], [y, x]).loss, (a, b))
+
+
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 @pytest.mark.parametrize(("layers", "bias_kv"), [(1, False), (1, True), (3, False)])
 def test_all_subsets_at_once_equal_one_pass_each(pool, layers, bias_kv):
