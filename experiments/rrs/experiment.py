@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 
 from ritornello.common.cache import cached_directory
 from ritornello.common.data.text import text_windows
+from ritornello.common.models import load_causal_lm
+from ritornello.common.models.hub import resolve_device
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.rrs.figures import figures
 from ritornello.experiments.rrs.matrices import OutlierMatrices
@@ -28,6 +29,7 @@ from ritornello.methods.rrs import (
     save_pretrained,
 )
 from ritornello.methods.rrs.families import family_of, layers_of
+from ritornello.methods.rrs.offload import offload_device, offload_layers
 from ritornello.methods.rrs.quantize import quant_linears, weights_key
 from ritornello.methods.rrs.smoothing import runtime_smooth_scale
 
@@ -104,19 +106,28 @@ class LanguageModel(Experiment):
             warnings.filterwarnings("ignore", message="the embeddings were tied")
             if key.w_bits == 16 or key.weight_method == "rtn":
                 return quantize_model(self.model(), key, calibration)
-            folder, device = self._rounded_on_disk(key, calibration)
-        return from_pretrained(folder, device=device)
+            return self._rounded_once(key, calibration)
 
-    def _rounded_on_disk(
-        self, key: RRSConfig, calibration: Tensor | None
-    ) -> tuple[Path, torch.device]:
-        """Where the packed weights lie (found once for all runs), and where they belong."""
+    def _rounded_once(self, key: RRSConfig, calibration: Tensor | None) -> "PreTrainedModel":
+        """The packed weights, found once for all runs, from the disk."""
         model = self.model()
         name = f"rrs-{_digest(model, key, calibration)}"
         folder = cached_directory(
             name, lambda place: save_pretrained(quantize_model(model, key, calibration), place)
         )
-        return folder, model.device
+        device, guests_of = model.device, offload_device(model)
+        del model
+        if guests_of is None:
+            return from_pretrained(folder, device=device)
+        return offload_layers(from_pretrained(folder), guests_of)
+
+
+def load_offloaded_lm(
+    name_or_path: str, dtype: str = "float16", device: str = "cuda", revision: str | None = None
+) -> "PreTrainedModel":
+    """A causal language model in the machine's memory that computes on `device`, layer by layer."""
+    model = load_causal_lm(name_or_path, dtype, "cpu", revision)
+    return offload_layers(model, resolve_device(device))
 
 
 @dataclass

@@ -7,6 +7,7 @@ from ritornello.methods.rrs.checkpoint import from_pretrained, save_pretrained
 from ritornello.methods.rrs.config import RRSConfig
 from ritornello.methods.rrs.gptq import gptq_quantize
 from ritornello.methods.rrs.linear import QuantLinear, rrs_linear
+from ritornello.methods.rrs.offload import offload_layers
 from ritornello.methods.rrs.quantize import quantize_model, requantize_activations
 from ritornello.methods.rrs.quantizers import quantize_per_token, quantize_weight
 from ritornello.methods.rrs.rotation import fuse_rms_norms, rotate_model
@@ -14,7 +15,7 @@ from ritornello.methods.rrs.smoothing import runtime_smooth_scale
 
 __all__ = [
     "QuantLinear", "RRSConfig", "from_pretrained", "fuse_rms_norms", "gptq_quantize",
-    "hadamard_matrix", "hadamard_transform", "pack_int4", "quantize_model", "quantize_per_token",
-    "quantize_weight", "requantize_activations", "rotate_model", "rrs_linear",
+    "hadamard_matrix", "hadamard_transform", "offload_layers", "pack_int4", "quantize_model",
+    "quantize_per_token", "quantize_weight", "requantize_activations", "rotate_model", "rrs_linear",
     "runtime_smooth_scale", "save_pretrained", "smooth_quant", "unpack_int4",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ritornello.methods.rrs.experts import separate_experts
 from ritornello.methods.rrs.families import family_of, head_shape, layers_of, linear_of
+from ritornello.methods.rrs.offload import working_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,7 +96,7 @@ def smooth_quant(
     projections = family.projections
     separate_experts(model)
     names = {id(module): name for name, module in model.named_modules()}
-    for layer in layers_of(model):
+    for layer in working_layers(model):
         for norm_name, reader_names in family.norms.items():
             # Experts see some of the tokens each; routers are not rounded and set no scale.
             linears = [linear_of(layer, name) for name in reader_names if name in projections]

@@ -11,6 +11,7 @@ from ritornello.methods.rrs.config import RRSConfig
 from ritornello.methods.rrs.families import decoder_of, family_of, layers_of
 from ritornello.methods.rrs.gptq import Hessian, gptq_quantize
 from ritornello.methods.rrs.linear import QuantLinear
+from ritornello.methods.rrs.offload import working_layers
 from ritornello.methods.rrs.quantizers import Quantized, quantize_weight
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def round_weights(
 ) -> None:
     """Gives every `QuantLinear` of the model integer weights, in place."""
     if config.weight_method == "rtn":
-        for layer in layers_of(model):
+        for layer in working_layers(model):
             for name in family_of(model).projections:
                 linear = _projection(layer, name)
                 weight = quantize_weight(
@@ -44,7 +45,7 @@ def round_weights(
         return
     assert calibration_ids is not None
     calls = _first_layer_calls(model, calibration_ids)
-    for layer in layers_of(model):
+    for layer in working_layers(model):
         for names in family_of(model).groups:
             _round_group(layer, names, calls, config)
         # What the next layer sees comes from the rounded weights.

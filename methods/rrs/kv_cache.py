@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ritornello.methods.rrs.input_rotation import block_hadamard
 from ritornello.methods.rrs.quantizers import round_symmetric
-from ritornello.methods.rrs.rotation import block_hadamard
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ritornello.common.kernels.block_gemm import block_scaled_matmul, pack_int4, unpack_int4
 from ritornello.common.kernels.quantize import rotate_smooth_quantize, smooth_quantize
 from ritornello.methods.rrs.config import check_finite
+from ritornello.methods.rrs.input_rotation import InputRotation
 from ritornello.methods.rrs.quantizers import Quantized, round_symmetric
-from ritornello.methods.rrs.rotation import InputRotation
 from ritornello.methods.rrs.smoothing import GroupedScale, grouped_scale, no_smoothing
 
 
@@ -289,6 +289,10 @@ class QuantLinear(nn.Module):
         """Chooses "simulate" or "integer"."""
         if execution != self.execution:
             self.execution, self._unpacked = execution, None
+
+    def drop_unpacked(self) -> None:
+        """Forgets the form of the weight that the product takes; it is made anew when needed."""
+        self._unpacked = None
 
     def _ready_weight(self) -> Tensor:
         """The weight in the form the product takes, kept after the first call."""

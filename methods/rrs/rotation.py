@@ -18,6 +18,8 @@ from ritornello.methods.rrs.families import (
     layers_of,
     linear_of,
 )
+from ritornello.methods.rrs.input_rotation import InputRotation, block_hadamard
+from ritornello.methods.rrs.offload import working_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,7 +76,7 @@ def rotate_model(
     fuse_rms_norms(model)
     for name in family.embeddings:
         _replace_rows(decoder.get_submodule(name), turn)
-    for layer in layers_of(model):
+    for layer in working_layers(model):
         for name in family.readers:
             _replace_rows(layer.get_submodule(name), turn)
         for name in family.writers:
@@ -98,7 +100,7 @@ def rotate_inner_states(model: "PreTrainedModel", *, mode: str = "hadamard") -> 
     _, _, head_width = head_shape(model)
     rotations = online_rotations(model, mode=mode)
     head_block = hadamard_block(head_width, mode, "head width")
-    for layer in layers_of(model):
+    for layer in working_layers(model):
         value, output = (layer.get_submodule(n) for n in (family.value, family.attention_output))
 
         def per_head(rows: Tensor) -> Tensor:
@@ -111,33 +113,6 @@ def rotate_inner_states(model: "PreTrainedModel", *, mode: str = "hadamard") -> 
         for name in family.mlp_outputs:
             _replace(layer.get_submodule(name), "weight", rotations["mlp_output"])
     return model
-
-
-class InputRotation:
-    """A block-diagonal Hadamard rotation of a layer's input, over neighbours or over heads.
-
-    Args:
-        block: order of the Hadamard matrix; it divides the number of entries it runs over.
-        heads: None to run along all channels; else the channels are (heads, width) and the
-            rotation mixes the heads.
-    """
-
-    def __init__(self, block: int, heads: int | None = None) -> None:
-        self.block, self.heads = block, heads
-
-    def __call__(self, x: Float[Tensor, "*rows channels"]) -> Float[Tensor, "*rows channels"]:
-        """The rotated rows."""
-        if self.heads is None:
-            return block_hadamard(x, self.block)
-        by_head = x.unflatten(-1, (self.heads, -1)).transpose(-1, -2)
-        return block_hadamard(by_head, self.block).transpose(-1, -2).flatten(-2)
-
-    def is_whole(self, channels: int) -> bool:
-        """Whether it is one Hadamard matrix over all channels, which a kernel may take in."""
-        return self.heads is None and self.block == channels
-
-    def __repr__(self) -> str:
-        return f"InputRotation(block={self.block}, heads={self.heads})"
 
 
 def online_rotations(
@@ -174,13 +149,6 @@ def hadamard_block(width: int, mode: str, what: str) -> int:
     return next(n for n in divisors if hadamard_order_exists(n))
 
 
-def block_hadamard(x: Tensor, block: int) -> Tensor:
-    """Multiplies each run of `block` channels by the normalised Hadamard matrix."""
-    if block == 1:
-        return x
-    return hadamard_transform(x.unflatten(-1, (-1, block)), block**-0.5).flatten(-2)
-
-
 def fuse_rms_norms(
     model: "PreTrainedModel", *, center_embeddings: bool = False
 ) -> "PreTrainedModel":
@@ -207,7 +175,7 @@ def fuse_rms_norms(
     if center_embeddings or layer_norm:
         for name in family.embeddings:
             _replace_rows(decoder.get_submodule(name), _without_mean)
-    for layer in layers_of(model):
+    for layer in working_layers(model):
         if layer_norm:
             for name in family.writers:
                 writer = layer.get_submodule(name)

@@ -15,9 +15,9 @@ from ritornello.methods.rrs import (
 )
 from ritornello.methods.rrs.clipping import best_share, search_clipping, weight_range
 from ritornello.methods.rrs.gptq import Hessian, gptq_quantize
+from ritornello.methods.rrs.input_rotation import InputRotation
 from ritornello.methods.rrs.linear import ActivationQuantizer, TokenContext
 from ritornello.methods.rrs.reference import runtime_smooth_linear
-from ritornello.methods.rrs.rotation import InputRotation
 
 
 @pytest.fixture
