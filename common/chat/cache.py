@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ritornello.common.chat.journal import Journal
+from ritornello.common.chat.journal import Journal, to_line
 from ritornello.common.chat.protocol import (
     ChatClient,
     ChatError,
@@ -25,6 +25,7 @@ from ritornello.common.chat.protocol import (
 )
 
 SCHEMA_VERSION = 1
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _KEYS_PER_QUERY = 500
 
 
@@ -63,7 +64,7 @@ def score_key(model_id: str, prompt: Prompt, continuations: Sequence[str]) -> by
 
 
 def _digest(content: list[object]) -> bytes:
-    text = json.dumps([SCHEMA_VERSION, *content], sort_keys=True, separators=(",", ":"))
+    text = _canonical([SCHEMA_VERSION, *content])
     return hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
@@ -100,7 +101,7 @@ class AnswerStore:
 
     def put(self, key: bytes, value: Mapping[str, object]) -> None:
         """Stores one answer, replacing an older one."""
-        packed = zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
+        packed = zlib.compress(to_line(value).encode(), 1)
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, packed, time.time())
@@ -172,8 +173,9 @@ class CachedClient:
 
         def arrived(position: int, completion: Completion) -> None:
             key, places = distinct[position]
+            record = completion.to_json()
             if completion.ok:
-                self._store.put(key, completion.to_json())
+                self._store.put(key, record)
             if self._journal is not None:
                 prompt = asked[places[0]]
                 self._journal.append(
@@ -181,7 +183,7 @@ class CachedClient:
                         "key": key.hex(),
                         "prompt": prompt.content(),
                         "sample": prompt.sample,
-                        "completion": completion.to_json(),
+                        "completion": record,
                     }
                 )
             for index in places:

@@ -13,6 +13,8 @@ from ritornello.common.chat.protocol import ChatError
 
 _SYNC_LINES = 64
 _SYNC_SECONDS = 1.0
+# json.dumps would make an encoder for every record
+to_line = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class RunLockedError(ChatError):
@@ -48,7 +50,7 @@ class Journal:
 
     def append(self, record: Mapping[str, object]) -> None:
         """Writes one record."""
-        line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+        line = (to_line(record) + "\n").encode()
         with self._lock:
             os.write(self._file, line)
             self._unsynced += 1
@@ -95,4 +97,4 @@ def read_records(path: str | Path) -> Iterator[dict]:
     with Path(path).open("rb") as lines:
         for line in lines:
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield json.loads(line.decode())
