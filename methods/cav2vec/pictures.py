@@ -28,6 +28,12 @@ def _call(name: str, arrays: tuple[np.ndarray, ...], *sizes: int) -> None:
     function(*pointers, *(ctypes.c_int64(n) for n in (*sizes, torch.get_num_threads())))
 
 
+def _check_grey_values(frames: np.ndarray) -> None:
+    """Raises ValueError unless the frames are uint8, which the compiled loops take for granted."""
+    if frames.dtype != np.uint8:
+        raise ValueError(f"frames must be uint8, got {frames.dtype}")
+
+
 def overlay(
     frames: UInt8[np.ndarray, "n height width *channels"],
     patch: Float[np.ndarray, "rows columns *channels"],
@@ -51,9 +57,15 @@ def overlay(
         backend: "compiled" or "numpy"; the fastest when absent.
 
     Raises:
-        ValueError: a patch whose size or channels do not fit; an `out` of another shape or type,
-            or with gaps.
+        ValueError: frames that are not uint8; a patch whose size or channels do not fit; not one
+            place per frame; an `out` of another shape or type, or with gaps.
     """
+    _check_grey_values(frames)
+    if not len(top) == len(left) == len(frames):
+        raise ValueError(
+            f"top and left must have one entry per frame ({len(frames)}), "
+            f"got {len(top)} and {len(left)}"
+        )
     if patch.shape[:2] != alpha.shape or patch.shape[2:] != frames.shape[3:]:
         raise ValueError(
             f"patch must fit alpha {alpha.shape} and the channels of frames {frames.shape}, "
@@ -97,10 +109,11 @@ def gaussian_blur(
         backend: "compiled" or "numpy"; the fastest when absent.
 
     Raises:
-        ValueError: smaller frames, or no positive sigma.
+        ValueError: smaller frames, frames that are not uint8, or no positive sigma.
     """
+    _check_grey_values(frames)
     reach = _BLUR_TAPS // 2
-    if sigma <= 0 or min(frames.shape[1:]) <= reach:
+    if not sigma > 0 or min(frames.shape[1:]) <= reach:
         raise ValueError(
             f"sigma must be positive and frames at least {reach + 1} pixels high and wide, "
             f"got {sigma} and {frames.shape}"

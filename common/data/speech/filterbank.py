@@ -135,13 +135,23 @@ class LogFilterbank(nn.Module):
         Args:
             waveform: int16 values, as integers or floats; a row may be padded at the right.
             lengths: samples of every row; all of them when absent.
+
+        Raises:
+            ValueError: not one channel a row, or lengths that no row has.
         """
         if waveform.dim() != 2:
             raise ValueError(
                 f"waveform must be (batch, samples) of one channel, got {tuple(waveform.shape)}"
             )
-        signal = as_int16_scale(waveform)
         samples = waveform.shape[1]
+        sizes = [] if lengths is None else [int(n) for n in lengths]
+        if lengths is not None and (
+            len(sizes) != len(waveform) or not all(0 <= n <= samples for n in sizes)
+        ):
+            raise ValueError(
+                f"lengths must be {len(waveform)} numbers in [0, {samples}], got {sizes}"
+            )
+        signal = as_int16_scale(waveform)
         frames = frame_count(samples, frame_length=self.frame_length, frame_shift=self.frame_shift)
         if self._backend_for(signal) == "compiled":
             energies = native.mel_energies(
@@ -161,8 +171,8 @@ class LogFilterbank(nn.Module):
         if lengths is None:
             return log_mel
         own = [
-            frame_count(int(n), frame_length=self.frame_length, frame_shift=self.frame_shift)
-            for n in lengths
+            frame_count(n, frame_length=self.frame_length, frame_shift=self.frame_shift)
+            for n in sizes
         ]
         present = torch.arange(frames)[None, :] < torch.tensor(own)[:, None]
         return log_mel * present.to(log_mel.device)[..., None]

@@ -124,6 +124,9 @@ def test_bad_sound_is_told():
         LogFilterbank(frame_length=600)
     with pytest.raises(ValueError, match="one channel"):
         LogFilterbank()(torch.zeros(1, 2, 100))
+    for lengths in ([-5, 800], [800, 801], [800]):  # would be read past the samples
+        with pytest.raises(ValueError, match="lengths must be 2 numbers"):
+            LogFilterbank()(torch.ones(2, 800, dtype=torch.int16), torch.tensor(lengths))
 
 
 # Mixing ----------------------------------------------------------------------------------------

@@ -269,6 +269,14 @@ def test_bad_pictures_are_told():
         overlay(pictures, np.ones((2, 3)), np.ones((3, 2)), np.zeros(2, int), np.zeros(2, int))
     with pytest.raises(ValueError, match="out must be one piece"):
         overlay(pictures, patch, patch, *np.zeros((2, 2), int), out=np.zeros((2, 8, 9), np.uint8))
+    with pytest.raises(ValueError, match="one entry per frame"):
+        overlay(pictures, patch, patch, np.zeros(1, int), np.zeros(2, int))
+    for disturb in (
+        lambda x: overlay(x, patch, patch, *np.zeros((2, 2), int)),
+        lambda x: gaussian_blur(x, 1.0),
+    ):
+        with pytest.raises(ValueError, match="frames must be uint8"):
+            disturb(pictures.astype(np.float32))
     with pytest.raises(ValueError, match="at least 4 pixels"):
         gaussian_blur(pictures[:, :3], 1.0)
     pictures, lips = clip()
