@@ -209,6 +209,7 @@ def linear_probe(
     """
     x, y = _checked("train", train)
     x_test, y_test = _checked("test", test)
+    y, y_test = y.long(), y_test.long()  # labels may be bools or small integers
     if standardize:
         mean, deviation = x.mean(dim=0), x.std(dim=0).clamp(min=1e-8)
         x, x_test = (x - mean) / deviation, (x_test - mean) / deviation

@@ -84,6 +84,16 @@ def test_probe_finds_what_is_linear_and_nothing_else():
     assert linear_probe(*columns, "f1_macro", refine=False).value > 60
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_labels_may_have_any_type(dtype):
+    train, test = ((x, (y > 0).long()) for x, y in (blobs(seed=0), blobs(seed=1)))
+    expected = linear_probe(train, test, costs=(1.0,)).value
+    typed = [(x, y.to(dtype)) for x, y in (train, test)]
+    assert linear_probe(*typed, costs=(1.0,)).value == expected
+    columns = [(x, nn.functional.one_hot(y.long(), 2).to(dtype)) for x, y in typed]
+    assert linear_probe(*columns, "f1_macro", costs=(1.0,)).value > 60
+
+
 def test_ridge_probe_recovers_a_line():
     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
     y = x @ torch.tensor([1.0, -2.0, 0.0, 3.0]) + 5
