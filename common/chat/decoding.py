@@ -1,8 +1,9 @@
 """Decoding a stream of prompts through one batch that is refilled and compacted as it runs.
 
-All prompts share one computation of their common beginning. A row that has ended leaves the batch
-at once (the last row takes its place), and when enough room is free the next prompts are computed
-together and join the running rows. Legend: R rows, S new tokens, C cached columns, V vocabulary.
+All prompts share one computation of their common beginning, and those that join together one of
+what several of them begin with. A row that has ended leaves the batch at once (the last row takes
+its place), and when enough room is free the next prompts are computed together and join the running
+rows. Legend: R rows, S new tokens, C cached columns, V vocabulary.
 """
 
 import inspect
@@ -13,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ritornello.common.chat.beginnings import common_prefix, shared_beginnings
 from ritornello.common.chat.protocol import FinishReason, GenerationParams
-from ritornello.common.chat.row_cache import RowCache, common_prefix
+from ritornello.common.chat.row_cache import RowCache
 from ritornello.common.chat.sampling import choose
 
 
@@ -43,7 +45,6 @@ class Prefilled:
 
     cache: RowCache
     logits: Tensor
-    shared_tokens: int
 
 
 class BatchModel:
@@ -56,7 +57,6 @@ class BatchModel:
     def __init__(self, model) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self._float_mask = model.config._attn_implementation == "eager"
         names = inspect.signature(model.forward).parameters
         # transformers 5.24 renamed the argument
         self._cache_name = "cache" if "cache" in names else "past_key_values"
@@ -73,13 +73,13 @@ class BatchModel:
             cache: extended in place by S columns.
             keep: how many of the last positions need logits.
         """
-        if self._float_mask:
-            dtype = next(self.model.parameters()).dtype
-            hidden = torch.full(mask.shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)
-            mask = hidden.masked_fill_(mask, 0.0)
+        # as scores, which every attention takes; sdpa would convert True and False in every layer
+        dtype = self.model.dtype
+        scores = torch.full(mask.shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)
+        scores.masked_fill_(mask, 0.0)
         return self.model(
             input_ids=ids,
-            attention_mask=mask,
+            attention_mask=scores,
             position_ids=positions,
             use_cache=True,
             logits_to_keep=keep,
@@ -87,24 +87,32 @@ class BatchModel:
         ).logits
 
     def prefill(self, prompts: Sequence[Sequence[int]], prefix: RowCache | None) -> Prefilled:
-        """Computes prompts in one left-padded batch, after the shared `prefix` (one row)."""
+        """Computes prompts after the shared `prefix` (one row); shared beginnings come first."""
         shared = prefix.columns if prefix is not None else 0
         suffixes = [list(prompt[shared:]) for prompt in prompts]
-        rows, width = len(suffixes), max(map(len, suffixes))
+        beginnings, group = shared_beginnings(suffixes)
+        nothing = torch.zeros(1, 0, dtype=torch.bool, device=self.device)
+        cache = RowCache(nothing) if prefix is None else prefix
+        if any(beginnings):
+            cache = cache.select(torch.zeros(len(beginnings), dtype=torch.long))
+            self._extend(cache, beginnings)
+            suffixes = [ids[len(beginnings[g]) :] for ids, g in zip(suffixes, group, strict=True)]
+        cache = cache.select(torch.tensor(group))
+        return Prefilled(cache, self._extend(cache, suffixes))
+
+    def _extend(self, cache: RowCache, tokens: Sequence[list[int]]) -> Tensor:
+        """Appends tokens to every row in one left-padded batch; logits (R, V) after the last."""
+        rows, width = len(tokens), max(map(len, tokens))
         ids = torch.zeros(rows, width, dtype=torch.long)
         valid = torch.zeros(rows, width, dtype=torch.bool)
-        for row, suffix in enumerate(suffixes):
-            ids[row, width - len(suffix) :] = torch.tensor(suffix)
-            valid[row, width - len(suffix) :] = True
+        for row, known in enumerate(tokens):
+            ids[row, width - len(known) :] = torch.tensor(known)
+            valid[row, width - len(known) :] = True
         ids, valid = ids.to(self.device), valid.to(self.device)
-        positions = shared + (valid.long().cumsum(1) - 1).clamp(min=0)
-        if prefix is None:
-            cache = RowCache(valid.new_zeros(rows, 0))
-        else:
-            cache = prefix.select(torch.zeros(rows, dtype=torch.long, device=self.device))
+        before = cache.valid.sum(1, keepdim=True)
+        positions = before + (valid.long().cumsum(1) - 1).clamp(min=0)
         mask = causal_mask(cache.extend_valid(valid), width)
-        logits = self.forward(ids, positions, mask, cache, keep=1)[:, -1]
-        return Prefilled(cache, logits, shared)
+        return self.forward(ids, positions, mask, cache, keep=1)[:, -1]
 
     def prefix(self, prompts: Sequence[list[int]]) -> RowCache | None:
         """The cache of what all prompts begin with; None where sharing would save nothing."""
@@ -165,12 +173,8 @@ class BatchDecoder:
         self._max_tokens = max_tokens
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row], on_finish: Callable[[Row], None]) -> int:
-        """Decodes all rows, longest prompt first; calls `on_finish` as each one ends.
-
-        Returns:
-            How many prompt tokens were computed once for all.
-        """
+    def run(self, rows: Sequence[Row], on_finish: Callable[[Row], None]) -> None:
+        """Decodes all rows, longest prompt first; calls `on_finish` as each one ends."""
         waiting = sorted(rows, key=lambda row: (len(row.prompt_ids), row.index))
         prefix = self._model.prefix([row.prompt_ids for row in waiting])
         active: list[Row] = []
@@ -189,7 +193,6 @@ class BatchDecoder:
             if active:
                 assert cache is not None
                 self._advance(active, self._model.step(active, cache), cache, on_finish)
-        return prefix.columns if prefix is not None else 0
 
     def _next_rows(
         self, waiting: list[Row], active: list[Row], cache: RowCache | None

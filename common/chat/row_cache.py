@@ -3,8 +3,6 @@
 Legend: R rows, H key-value heads, C columns (time), D head dim.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
@@ -151,15 +149,3 @@ def _pad_front(states: Tensor, size: int, *, dim: int) -> Tensor:
     shape = list(states.shape)
     shape[dim] = missing
     return torch.cat([states.new_zeros(shape), states], dim=dim)
-
-
-def common_prefix(sequences: Sequence[list[int]]) -> int:
-    """Length of the longest beginning that all sequences share."""
-    if not sequences:
-        return 0
-    # the smallest and the largest sequence differ first where any two do
-    low, high = min(sequences), max(sequences)
-    for index, (a, b) in enumerate(zip(low, high, strict=False)):
-        if a != b:
-            return index
-    return min(len(low), len(high))

@@ -45,6 +45,20 @@ def test_greedy_text_equals_generate_for_every_batching(model, tokenizer, rows, 
         assert answer.token_ids == plain_generate(model, tokenizer, text, 20)
 
 
+def test_what_some_prompts_begin_with_is_computed_once(model, tokenizer):
+    """Four long questions in four variants: each question once, and no token changes."""
+    computed = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    prompts = [f"{letter * (30 + ord(letter) % 3)} {n}" for n in "pqrs" for letter in "abcd"]
+    answers = TransformersClient(model, tokenizer).generate(prompts, GenerationParams(max_tokens=4))
+    hook.remove()
+    assert computed[:2] == [4 * 33, 16], "the questions, then one token of each variant"
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == plain_generate(model, tokenizer, prompt, 4)
+
+
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2", "opt"])
 def test_other_architectures_equal_generate(tokenizer, architecture):
     from ritornello.common.models import tiny_causal_lm

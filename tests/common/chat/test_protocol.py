@@ -1,5 +1,6 @@
 """Prompts, settings and answers: validation, identity, sampling arithmetic."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +21,7 @@ from ritornello.common.chat import (
     replicates,
     request_seed,
 )
-from ritornello.common.chat.row_cache import common_prefix
+from ritornello.common.chat.beginnings import common_prefix, shared_beginnings
 from ritornello.common.chat.sampling import choose, truncated_probs, uniforms
 from ritornello.common.chat.scripted import first_stop
 
@@ -117,6 +118,31 @@ def test_common_prefix_equals_the_obvious_loop(sequences):
     assert common_prefix(sequences) == length
 
 
+@given(
+    st.lists(st.integers(40, 80), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), min_size=1)), min_size=1),
+)
+def test_shared_beginnings_are_beginnings_and_never_cost_tokens(sizes, parts):
+    sequences = [[head % len(sizes)] * sizes[head % len(sizes)] + tail for head, tail in parts]
+    beginnings, group = shared_beginnings(sequences)
+    rests = []
+    for sequence, number in zip(sequences, group, strict=True):
+        begun = len(beginnings[number])
+        assert sequence[:begun] == beginnings[number]
+        rests.append(len(sequence) - begun)
+    assert min(rests) >= 1
+    computed = len(beginnings) * max(map(len, beginnings)) + len(sequences) * max(rests)
+    assert computed <= len(sequences) * max(map(len, sequences))
+
+
+def test_questions_in_variants_are_begun_once_each():
+    questions = [[number] * 20 for number in range(4)]
+    sequences = [[*question, 7, variant] for variant in range(8) for question in questions]
+    beginnings, group = shared_beginnings(sequences)
+    assert beginnings == [[*question, 7] for question in questions]
+    assert group == list(range(4)) * 8
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (4, 0.6), (0, 0.9999)])
 def test_truncation_keeps_what_the_definition_keeps(top_k, top_p):
     """Temperature, then the k best, then the smallest set whose mass reaches top_p."""
@@ -143,6 +169,17 @@ def test_inverse_cdf_hits_each_token_with_its_probability():
     )
     share = torch.bincount(tokens, minlength=4) / 10_000
     torch.testing.assert_close(share, torch.softmax(logits[0], 0), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 1000, 49_152])
+def test_inverse_cdf_in_blocks_is_the_running_sum(vocabulary):
+    logits = 4 * torch.randn(64, vocabulary, generator=torch.Generator().manual_seed(1))
+    draws = np.r_[0.0, np.random.default_rng(0).random(62), np.nextafter(1, 0)]
+    mass = torch.softmax(logits, -1).cumsum(-1, dtype=torch.float64)
+    wanted = torch.from_numpy(draws)[:, None] * mass[:, -1:]
+    plain = torch.searchsorted(mass, wanted, right=True).squeeze(1)
+    tokens = choose(logits, draws.tolist(), GenerationParams(temperature=1.0), first=False)
+    assert tokens.tolist() == plain.tolist()
 
 
 def test_uniforms_are_repeatable_and_distinct_by_seed():
