@@ -19,6 +19,7 @@ Counting = Literal["selected", "official_before"]
 Match = Literal["exact", "substring"]
 Weights = Mapping[str, float]
 _SIDES = ("supporting", "opposing")
+_LABEL = re.compile(r"^[\W\d]*(supporting|opposing)\b[^:\n]*:", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def value_relevance(
 ) -> dict[str, dict[str, float]]:
     """Share of the replies that name a value on either side; unknown names are dropped.
 
-    A reply is two labelled lines ("Supporting: a, b" and "Opposing: c"), or JSON with the lists
-    "supporting" and "opposing".
+    A reply is two labelled lists ("Supporting: a, b" and "Opposing: c"; also one value a line), or
+    JSON with the lists "supporting" and "opposing".
 
     Returns:
         {"supporting": {value: share}, "opposing": {value: share}}, in order of first mention.
@@ -229,7 +230,7 @@ def _has_substring(action: Action, value: str) -> bool:
 def _named_values(reply: str) -> dict[str, list[str]]:
     try:
         found = json.loads(reply)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         lists = {side: found.get(side) for side in _SIDES}
@@ -238,13 +239,13 @@ def _named_values(reply: str) -> dict[str, list[str]]:
             for side, names in lists.items()
             if isinstance(names, list)
         }
-    named = {}
-    for side in _SIDES:
-        line = re.search(rf"^\W*{side}\b[^:\n]*:(.*)$", reply, re.IGNORECASE | re.MULTILINE)
-        if line:
-            named[side] = [_name(name) for name in line[1].split(",")]
+    _, *parts = _LABEL.split(reply)
+    named: dict[str, list[str]] = {}
+    for side, text in zip(parts[::2], parts[1::2], strict=True):
+        named.setdefault(side.lower(), []).extend(map(_name, re.split(r"[,;\n]", text)))
     return named
 
 
 def _name(text: str) -> str:
-    return text.strip(' \t.*"[]').lower()
+    """Without the quotes, brackets, bullet or number around it."""
+    return re.sub(r"^\W*(\d+[.)]\W+)?|\W+$", "", text).lower()

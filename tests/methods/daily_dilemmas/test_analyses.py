@@ -231,6 +231,21 @@ def test_relevance_is_the_share_of_replies():
         value_relevance([], TABLE)
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Supporting: honesty, trust\r\nOpposing: loyalty, self\r\n",
+        '```json\n{"supporting": ["honesty", "trust"],\n"opposing": ["loyalty", "self"]}\n```',
+        "Supporting:\n1. Honesty\n2. Trust\n\nOpposing:\n- loyalty\n- self",
+        "supporting: 'honesty'; `trust`\nopposing: “loyalty”, self",
+    ],
+)
+def test_lists_are_read_in_the_forms_that_models_write(reply):
+    sides = {"supporting": {"honesty": 1, "trust": 1}, "opposing": {"loyalty": 1, "self": 1}}
+    assert value_relevance([reply], TABLE) == sides
+    assert value_relevance([reply, "[" * 100_000], ["trust"])["supporting"] == {"trust": 0.5}
+
+
 def test_a_model_names_the_values_and_writes_the_prompts():
     def reply(prompt, params):
         text = prompt.messages[-1].text
