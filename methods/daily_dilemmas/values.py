@@ -145,7 +145,7 @@ def parse_list(text: str) -> list[str | None]:
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"not a list: {text[:80]!r}") from error
     if not isinstance(tree, ast.List):
         raise ValueError(f"not a list: {text[:80]!r}")

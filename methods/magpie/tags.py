@@ -124,7 +124,7 @@ def parse_judgement(text: str, task: JudgeTask) -> dict[str, object]:
     nothing: dict[str, Any] = dict.fromkeys(task.fields)
     try:
         judgement = json.loads(text, strict=False)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also endless digits and brackets
         return nothing
     if not isinstance(judgement, dict):
         return nothing

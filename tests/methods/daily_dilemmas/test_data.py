@@ -133,7 +133,11 @@ def test_missing_data_are_said_at_once(tmp_path):
         load_daily_dilemmas(tmp_path / "broken.parquet")
 
 
-@pytest.mark.parametrize("text", ["[a]", "{'a': 1}", "[1 + 1]", "[f()]", "[", "'a'", "['a', 2]"])
+@pytest.mark.parametrize(
+    "text",
+    ["[a]", "{'a': 1}", "[1 + 1]", "[f()]", "[", "'a'", "['a', 2]", f"['a'{' + a' * 9000}]"],
+    ids=len,
+)
 def test_only_lists_of_strings_and_nan_are_read(text):
     with pytest.raises(ValueError, match="list"):
         parse_list(text)

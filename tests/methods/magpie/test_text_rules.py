@@ -178,7 +178,10 @@ def test_judge_is_made_to_begin_and_end_with_braces():
 
 
 @pytest.mark.parametrize(
-    "text", ["no json", "[1]", '{"difficulty": "so so"}', '{"difficulty": 3}', "{}"]
+    "text",
+    ["no json", "[1]", '{"difficulty": "so so"}', '{"difficulty": 3}', "{}"]
+    + [f'{{"difficulty": {text}}}' for text in ("[" * 5000, "9" * 5000)],
+    ids=len,
 )
 def test_unreadable_judgements_are_none(text):
     assert set(parse_judgement(text, TASKS["difficulty"]).values()) == {None}
