@@ -3,7 +3,7 @@
 import glob
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +20,17 @@ Pairs = tuple[Float[Tensor, "images 1 height width"], Int[Tensor, "images height
 class SegmentationData(Protocol):
     """A training and a test set of images of one size."""
 
+    @property
+    def classes(self) -> int:
+        """How many classes masks have, background included."""
+        ...
+
     def check(self) -> None:
         """Raises early what cannot work."""
         ...
 
     def load(self, split: Split, seed: int) -> Pairs:
-        """Images and masks (0 background, 1 foreground)."""
+        """Images and masks (0 background, 1 and more foreground)."""
         ...
 
 
@@ -41,6 +46,7 @@ class Networks:
     size: int
     train: int
     test: int
+    classes: ClassVar[int] = 2
 
     def check(self) -> None:
         """Nothing has to be there."""
@@ -60,6 +66,8 @@ class ImagePairs:
         test: how many of the last pairs are the test set.
         tile: height and width of a tile; what is left at the right and lower border is dropped.
         invert: whether masks are dark on light.
+        classes: how many there are, background included; with more than two, the grey value of a
+            mask's pixel is the number of its class.
     """
 
     images: str
@@ -67,6 +75,14 @@ class ImagePairs:
     test: int
     tile: int
     invert: bool = False
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.classes < 2 or (self.invert and self.classes > 2):
+            raise UserError(
+                f"classes must be at least 2, and 2 with invert, got {self.classes} "
+                f"(invert={self.invert})"
+            )
 
     def check(self) -> None:
         """Raises a UserError when the files are not there or do not fit each other."""
@@ -86,7 +102,10 @@ class ImagePairs:
             raise UserError(
                 f"{image} is {tuple(pixels.shape)} and its mask {mask} {tuple(covered.shape)}"
             )
-        covered = _two_classes(covered, mask) != self.invert
+        if self.classes > 2:
+            covered = _many_classes(covered, mask, self.classes)
+        else:
+            covered = _two_classes(covered, mask) != self.invert
         return self._tiles((pixels - pixels.mean()) / pixels.std().clamp(min=1e-6)), (
             self._tiles(covered)
         )
@@ -121,6 +140,16 @@ def _grey(file: Path) -> Float[Tensor, "height width"]:
             )
     except (UnidentifiedImageError, OSError) as error:
         raise UserError(f"{file} cannot be read as an image: {error}") from error
+
+
+def _many_classes(
+    grey: Float[Tensor, "height width"], file: Path, classes: int
+) -> Int[Tensor, "height width"]:
+    """A mask whose grey values are class numbers."""
+    numbers = (255 * grey).round().long()
+    if numbers.max() >= classes:
+        raise UserError(f"{file} has the grey value {int(numbers.max())}, and classes={classes}")
+    return numbers
 
 
 def _two_classes(grey: Float[Tensor, "height width"], file: Path) -> Bool[Tensor, "height width"]:

@@ -13,6 +13,7 @@ NAMES = {
     "cldice": "Dice + clDice",
     "hutopo": "HuTopo",
     "betti_matching": "Betti matching",
+    "mosin": "Mosinska et al.",
     "topograph": "Topograph",
     "topograph_weak": "Topograph, α = 0.1",
     "topograph_strong": "Topograph, α = 1",
@@ -59,11 +60,11 @@ def _error_maps(results: Results, rows: int = 4) -> Iterator[Figure]:
     rows = min(rows, len(first["images"]))
     figure, axes = new_figure(rows, 2 + len(arms), width=2.0, height=2.1, squeeze=False)
     for row in range(rows):
-        gt = first["masks"][row] == 1
+        gt = first["masks"][row] > 0
         axes[row, 0].imshow(first["images"][row].astype(np.float32), cmap="gray")
         axes[row, 1].imshow(gt, cmap="gray")
         for column, arm in enumerate(arms):
-            pred = shown[arm]["predicted"][row] == 1
+            pred = shown[arm]["predicted"][row] > 0
             axes[row, 2 + column].imshow(overlay(pred, gt))
             error = int(diu(torch.from_numpy(pred), torch.from_numpy(gt)).total)
             axes[row, 2 + column].set_xlabel(f"ξ = {error}", fontsize=8)

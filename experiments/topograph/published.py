@@ -51,4 +51,4 @@ class Published(Experiment):
             )
         network = load_published(files[0]).to(self.device)
         images, masks = self.data.load("test", cell.seed)
-        yield from mask_errors(predict(network, images, self.batch_size) == 1, masks == 1)
+        yield from mask_errors(predict(network, images, self.batch_size), masks, classes=2)

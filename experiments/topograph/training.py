@@ -63,12 +63,12 @@ class Recipe:
     checkpoint_every: int = 0
     accelerator: str = "cpu"
 
-    def network(self) -> nn.Module:
+    def network(self, classes: int) -> nn.Module:
         """A network with random weights."""
         if not self.residual_units:
-            return UNet(self.channels)
+            return UNet(self.channels, classes)
         strides = [2] + [1] * (len(self.channels) - 2)
-        return ResidualUNet(self.channels, strides, self.residual_units)
+        return ResidualUNet(self.channels, strides, self.residual_units, classes)
 
 
 class _Training(pl.LightningModule):
@@ -97,6 +97,7 @@ class Trainer:
 
     Args:
         images, masks: the training set.
+        classes: how many masks have.
         recipe: how.
         seed: of the weights and of the order of images.
         folder: where shared warm-ups are kept.
@@ -106,12 +107,13 @@ class Trainer:
         self,
         images: Float[Tensor, "images 1 height width"],
         masks: Int[Tensor, "images height width"],
+        classes: int,
         recipe: Recipe,
         seed: int,
         folder: Path,
     ):
-        self.images, self.masks, self.recipe, self.seed = images, masks, recipe, seed
-        self.folder = folder
+        self.images, self.masks, self.classes = images, masks, classes
+        self.recipe, self.seed, self.folder = recipe, seed, folder
         self.steps_per_epoch = max(1, len(images) // recipe.batch_size)
 
     def train(self, objective: Objective, scratch: Path) -> tuple[nn.Module, FitResult]:
@@ -141,7 +143,7 @@ class Trainer:
     ) -> tuple[nn.Module, FitResult]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            model = self.recipe.network()
+            model = self.recipe.network(self.classes)
         steps = self.steps_per_epoch * self.recipe.epochs
         result = fit(
             _Training(model, objective, self.recipe, steps),

@@ -11,6 +11,7 @@ from ritornello.methods.topograph.diu import BettiErrors, DIUResult, betti_error
 from ritornello.methods.topograph.graph import ComponentGraph, component_graph
 from ritornello.methods.topograph.heuristic import published_count
 from ritornello.methods.topograph.loss import DiceTopographLoss, TopographLoss
+from ritornello.methods.topograph.perceptual import MosinLoss
 from ritornello.methods.topograph.regions import critical_regions
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "DIUResult",
     "DiceTopographLoss",
     "HuTopoLoss",
+    "MosinLoss",
     "SoftDiceCLDiceLoss",
     "TopographLoss",
     "betti_errors",

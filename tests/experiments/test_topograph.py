@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from ritornello.common.errors import UserError
-from ritornello.common.runs import Cell
+from ritornello.common.runs import Cell, CellContext
+from ritornello.experiments.app import build_plan, compose_config, resolve
 from ritornello.experiments.topograph.data import ImagePairs, Networks
 from ritornello.experiments.topograph.experiment import mask_errors
 from ritornello.experiments.topograph.networks import networks, scores_around
@@ -53,7 +54,8 @@ def train(tiny, tmp_path):
     def run(name, recipe, objective=OBJECTIVE):
         scratch = tmp_path / name
         scratch.mkdir(exist_ok=True)
-        model, result = Trainer(*tiny, recipe, 0, tmp_path / "shared").train(objective, scratch)
+        trainer = Trainer(*tiny, 2, recipe, 0, tmp_path / "shared")
+        model, result = trainer.train(objective, scratch)
         return weights(model), result.losses
 
     return run
@@ -111,12 +113,12 @@ def test_interrupted_training_continues_to_the_same_weights(train):
 
 def test_mask_errors_of_a_right_and_an_empty_prediction():
     _, masks = networks(3, 24, seed=0)
-    gt = masks == 1
-    right = {m.metric: m.value for m in mask_errors(gt, gt)}
+    right = {m.metric: m.value for m in mask_errors(masks, masks, 2)}
     assert right["dice"] == right["cldice"] == 1
     assert sum(v for k, v in right.items() if k not in ("dice", "cldice")) == 0
-    empty = {m.metric: m.value for m in mask_errors(torch.zeros_like(gt), gt)}
+    empty = {m.metric: m.value for m in mask_errors(torch.zeros_like(masks), masks, 2)}
     assert empty["dice"] < 1e-6
+    gt = masks == 1
     assert empty["diu"] == betti_errors(torch.zeros_like(gt), gt).matching.double().mean()
     parts = [v for k, v in empty.items() if k.startswith("diu_")]
     assert empty["diu"] == pytest.approx(sum(parts))
@@ -174,8 +176,8 @@ def test_real_vessels_and_membranes(real, tmp_path):
     assert (errors.total > 0).all()
     recipe = replace(RECIPE, epochs=16, warmup_epochs=8, batch_size=4, channels=[8, 16])
     objective = Objective(alpha=0.1, topology=TopographLoss())
-    model, result = Trainer(images, masks, recipe, 0, tmp_path).train(objective, tmp_path)
-    measured = {m.metric: m.value for m in mask_errors(predict(model, images, 8) == 1, masks == 1)}
+    model, result = Trainer(images, masks, 2, recipe, 0, tmp_path).train(objective, tmp_path)
+    measured = {m.metric: m.value for m in mask_errors(predict(model, images, 8), masks, 2)}
     assert measured["dice"] > 0.6
     first, last = result.losses[4 * 8 : 4 * 9], result.losses[-4:]  # epochs with topology
     assert sum(last) < sum(first)
@@ -191,7 +193,7 @@ def test_published_networks_are_rebuilt_from_their_weights(tmp_path, units):
     assert torch.equal(found(images), network(images))
     assert found(images).shape == (2, 2, 16, 16)
     recipe = replace(RECIPE, channels=[4, 6, 8, 10], residual_units=units)
-    recipe.network().load_state_dict(network.state_dict())
+    recipe.network(2).load_state_dict(network.state_dict())
     part = Published(Networks(16, 2, 2), "cpu", 2)
     cell = Cell("published", "dice", 0)
     measured = list(part.measure(Checkpoint(f"{tmp_path}/*.pth"), cell, None))
@@ -252,3 +254,80 @@ def test_what_the_published_network_cannot_take(tmp_path):
     (tmp_path / "half.pth").write_bytes(b"half")
     with pytest.raises(UserError, match=r"half\.pth"):
         load_published(tmp_path / "half.pth")
+
+
+def files_of_classes(folder, classes=3):
+    """Four images of 16 × 16 whose masks hold the classes 0 and 1, or 0, 1 and 2."""
+    images, masks = networks(4, 16, seed=0)
+    for number, (image, mask) in enumerate(zip(images[:, 0], masks, strict=True)):
+        mask = mask.clone()
+        mask[:, 8:] *= classes - 1
+        grey = ((image - image.min()) / (image.max() - image.min()) * 255).byte().numpy()
+        Image.fromarray(grey).save(folder / f"{number}_image.png")
+        Image.fromarray(mask.byte().numpy()).save(folder / f"{number}_mask.png")
+    return [f"settings.{kind}s={folder}/*_{kind}.png" for kind in ("image", "mask")]
+
+
+@pytest.mark.parametrize("profile", ["paper", "paper_multiclass"])
+@pytest.mark.parametrize("arm", ["mosin", "hutopo", "betti_matching", "topograph"])
+def test_the_papers_profiles_train_every_kind_of_objective(tmp_path, profile, arm):
+    if arm == "hutopo":
+        pytest.importorskip("gudhi")
+    torch.manual_seed(0)
+    torch.save({f"features.{k}": v for k, v in vgg_layers().items()}, tmp_path / "vgg19.pth")
+    classes = 3 if profile == "paper_multiclass" else 2
+    recipe = "parts.segmentation.measure.recipe"
+    config = compose_config(
+        [
+            f"experiment=topograph/{profile}",
+            "device=cpu",
+            *files_of_classes(tmp_path, classes),
+            *(["settings.classes=3"] if classes == 3 else []),
+            f"settings.vgg19={tmp_path}/vgg19.pth",
+            *(f"parts.segmentation.measure.data.{name}" for name in ("test=2", "tile=16")),
+            f"{recipe}.channels=[4,8]",
+            *(f"{recipe}.{name}" for name in ("epochs=2", "warmup_epochs=1", "batch_size=2")),
+        ]
+    )
+    part = build_plan(resolve(config)).parts["segmentation"]
+    part.measure.prepare()
+    context = CellContext(tmp_path / "scratch", tmp_path / "kept")
+    for folder in (context.scratch, context.artifacts):
+        folder.mkdir()
+    cell = Cell("segmentation", arm, 10)
+    measured = {m.metric: m for m in part.measure.measure(part.arms[arm], cell, context)}
+    assert len(measured["diu"].samples) == 2
+    assert np.load(context.artifacts / "shown.npz")["masks"].max() == classes - 1
+
+
+def vgg_layers():
+    from torchvision.models import vgg19
+
+    with torch.device("meta"):
+        shapes = {k: v.shape for k, v in vgg19(weights=None).features[:18].state_dict().items()}
+    return {name: 0.05 * torch.randn(shape) for name, shape in shapes.items()}
+
+
+def test_errors_of_classes_are_summed_and_overlaps_averaged():
+    _, masks = networks(3, 24, seed=0)
+    labels = masks.clone()
+    labels[:, :, 12:] *= 2
+    measured = {m.metric: m.value for m in mask_errors(masks, labels, 3)}
+    parts = [dict.fromkeys(measured, 0.0), *({}, {})]
+    for k in (1, 2):
+        one = mask_errors((masks == k).long(), (labels == k).long(), 2)
+        parts[k] = {m.metric: m.value for m in one}
+    for metric, value in measured.items():
+        together = parts[1][metric] + parts[2][metric]
+        assert value == pytest.approx(together / (2 if "dice" in metric else 1))
+
+
+def test_masks_of_classes_are_numbers(tmp_path):
+    files_of_classes(tmp_path)
+    files = f"{tmp_path}/*_image.png", f"{tmp_path}/*_mask.png"
+    assert ImagePairs(*files, test=1, tile=8, classes=3).load("train", 0)[1].max() == 2
+    Image.fromarray(np.full((16, 16), 3, np.uint8)).save(tmp_path / "0_mask.png")
+    with pytest.raises(UserError, match="grey value 3, and classes=3"):
+        ImagePairs(*files, test=1, tile=8, classes=3).check()
+    with pytest.raises(UserError, match="2 with invert"):
+        ImagePairs(*files, test=1, tile=8, classes=3, invert=True)

@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from ritornello.methods.topograph import BettiMatchingLoss, HuTopoLoss, betti_errors
+from ritornello.methods.topograph import (
+    BettiMatchingLoss,
+    HuTopoLoss,
+    MosinLoss,
+    betti_errors,
+)
 from ritornello.methods.topograph.baselines import match_components, match_loops
 from ritornello.methods.topograph.overlap import soft_skeleton
 from ritornello.methods.topograph.persistence import merges
@@ -120,3 +126,64 @@ def test_skeleton_of_a_bar_is_its_middle_line():
     skeleton = soft_skeleton(bar, 5)[0, 0]
     assert skeleton[5, 6:14].eq(1).all()
     assert skeleton[[3, 4, 6, 7], 7:13].eq(0).all()
+
+
+@pytest.fixture(scope="module")
+def vgg(tmp_path_factory):
+    """Random weights of VGG19's first layers under torchvision's names, and a file of them."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {0: (3, 64), 2: (64, 64), 5: (64, 128), 7: (128, 128), 10: (128, 256)}
+    sizes |= dict.fromkeys((12, 14, 16), (256, 256))
+    weights = {}
+    for layer, (inputs, outputs) in sizes.items():
+        kernel = torch.randn(outputs, inputs, 3, 3, generator=generator)
+        weights[f"features.{layer}.weight"] = kernel * (2 / (9 * inputs)) ** 0.5
+        weights[f"features.{layer}.bias"] = torch.randn(outputs, generator=generator) / 10
+    file = tmp_path_factory.mktemp("vgg") / "vgg19.pth"
+    torch.save(weights | {"classifier.0.bias": torch.zeros(3)}, file)
+    return weights, str(file)
+
+
+def test_mosin_compares_features_of_three_layers_written_out(vgg):
+    weights, file = vgg
+    logits = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    target = torch.randint(3, (2, 9, 8), generator=torch.Generator().manual_seed(2))
+
+    def features(mask):
+        x = mask.expand(1, 3, -1, -1)
+        x = (x - torch.tensor([0.485, 0.456, 0.406])[:, None, None]) / torch.tensor(
+            [0.229, 0.224, 0.225]
+        )[:, None, None]
+        for layer in (0, 2, "pool", 5, 7, "pool", 10, 12, 14, 16):
+            if layer == "pool":
+                x = F.max_pool2d(x, 2)
+                continue
+            kernel, bias = (weights[f"features.{layer}.{kind}"] for kind in ("weight", "bias"))
+            x = F.conv2d(x, kernel, bias, padding=1).relu()
+            if layer in (2, 7, 16):
+                yield x
+
+    for background in (False, True):
+        terms = []
+        for image, labels in zip(logits.softmax(1), target, strict=True):
+            for k in range(0 if background else 1, 3):
+                pairs = zip(features(image[k]), features((labels == k).float()), strict=True)
+                terms.append(sum((x - y).square().mean() for x, y in pairs))
+        loss = MosinLoss(include_background=background, weights=file)(logits, target)
+        torch.testing.assert_close(loss, torch.stack(terms).mean())
+    loss.backward()
+    assert logits.grad.abs().sum() > 0
+    right = F.one_hot(target, 3).movedim(-1, 1).float()
+    assert float(MosinLoss(softmax=False, weights=file)(right, right.long())) == 0
+
+
+def test_mosin_says_what_it_cannot_take(vgg, tmp_path):
+    logits, target = torch.zeros(1, 2, 8, 3), torch.zeros(1, 8, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match="at least 4 pixels"):
+        MosinLoss(weights=vgg[1])(logits, target)
+    logits, target = torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="no such file"):
+        MosinLoss(weights=str(tmp_path / "none.pth"))(logits, target)
+    torch.save({"features.0.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="not those of a VGG19"):
+        MosinLoss(weights=str(tmp_path / "other.pth"))(logits, target)
