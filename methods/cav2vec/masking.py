@@ -20,6 +20,11 @@ class Masks(NamedTuple):
     video: Tensor
     video_source: Tensor
 
+    def trimmed(self, frames: int) -> "Masks":
+        """The masks of a clip's first frames; a stand-in from beyond is the last of them."""
+        audio, video, source = (part[:, :frames] for part in self)
+        return Masks(audio, video, source.clamp(max=frames - 1))
+
 
 def span_mask(
     batch: int,

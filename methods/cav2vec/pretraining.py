@@ -260,7 +260,8 @@ class CAV2vecForPreTraining(AVHubertModel):
 
         Args:
             batch: corrupted and clean input.
-            masks: fixed masks; drawn when absent.
+            masks: fixed masks, trimmed with the batch where the labels are shorter; drawn when
+                absent.
             mode: which modality the student loses; drawn when ``auto``.
             generator: NumPy generator of masks and mode; needed when either is drawn.
 
@@ -277,6 +278,8 @@ class CAV2vecForPreTraining(AVHubertModel):
         if masks is None:
             assert generator is not None
             masks = self._draw_masks(batch, generator)
+        else:
+            masks = masks.trimmed(batch.audio.shape[2])
         if mode == "auto":
             assert generator is not None
             chosen = self.draw_mode(generator)

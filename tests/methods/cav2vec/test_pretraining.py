@@ -245,6 +245,18 @@ def test_the_teacher_drifts_steadily_and_stays_in_eval_mode():
     assert torch.equal(copied, model.encoder.pos_conv[0].bias)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_fixed_masks_are_trimmed_with_the_labels(mode):
+    clips, model = batch_of(2, 20), model_of().eval()
+    masks = draw_masks(clips.audio_corrupted, None, generator=np.random.default_rng(3))
+    masks.video_source[0, 3] = 19
+    short = clips._replace(labels=clips.labels[:, :18])
+    found = model(short, masks, mode)
+    assert found.masks.audio.shape == (2, 18)
+    assert found.masks.video_source[0, 3] == 17
+    assert found.loss.isfinite()
+
+
 def test_labels_slightly_shorter_than_the_clip_trim_everything():
     clips = batch_of(2, 20)
     output = model_of()(
