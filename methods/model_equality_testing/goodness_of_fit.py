@@ -14,7 +14,11 @@ from torch import Tensor
 
 from ritornello.methods.model_equality_testing.kernels import completion_ids
 from ritornello.methods.model_equality_testing.sample import PAD, CompletionSample
-from ritornello.methods.model_equality_testing.two_sample import TestResult, p_values
+from ritornello.methods.model_equality_testing.two_sample import (
+    TestResult,
+    check_resamples,
+    p_values,
+)
 
 FitKind = Literal["g_squared", "chi_squared", "truncated_chi_squared", "l1", "l2"]
 
@@ -116,8 +120,9 @@ def goodness_of_fit_test(
     """Tests H0: the sample was drawn from `null`, by a parametric bootstrap.
 
     Raises:
-        ValueError: an unknown statistic, or a sample of other prompts or another L.
+        ValueError: an unknown statistic, no resamples, or a sample of other prompts or another L.
     """
+    check_resamples(n_resamples)
     if statistic not in get_args(FitKind):
         raise ValueError(f"statistic must be one of {list(get_args(FitKind))}, got {statistic!r}")
     support = null.support

@@ -143,10 +143,12 @@ class _Draws:
     Attributes:
         rows: per prompt the completions of both pools together, (T, L).
         places: per prompt the rows of each simulation, its first sample before its second, (S, b).
+        repeat: whether a simulation may draw a row more than once.
     """
 
     rows: list[Int[Tensor, "T L"]]
     places: list[Int[Tensor, "S b"]]
+    repeat: bool
     pad: int
     device: torch.device
 
@@ -182,16 +184,19 @@ class _Draws:
                 drawn = np.concatenate([chosen[0], chosen[1] + sizes[0]], axis=1)
                 rows.append(torch.cat(parts))
             places.append(torch.from_numpy(drawn).to(device))
-        return cls(rows, places, pools[0].pad, device)
+        return cls(rows, places, replace, pools[0].pad, device)
 
     def pooled(self, statistic: Statistic, part: slice) -> PooledStatistic:
         """The statistic of the simulations in `part`.
 
         Where the draws overlap so much that one kernel of the whole pool costs less than one for
-        each simulation, it is computed once and cut.
+        each simulation, it is computed once and cut; not where a row can be drawn twice, as its
+        similarity to itself, then between two draws, is no longer in it.
         """
         simulations, drawn = self.places[0].shape
-        if statistic.is_mmd and len(self.rows[0]) ** 2 <= simulations * drawn**2:
+        cheaper = len(self.rows[0]) ** 2 <= simulations * drawn**2
+        if statistic.is_mmd and cheaper and not self.repeat:
+            statistic.check_codes(self.rows, self.pad)
             blocks = []
             for rows, places in zip(self.rows, self.places, strict=True):
                 whole = statistic.kernel(rows[None], self.pad)[0]

@@ -195,6 +195,9 @@ def pad_after_end(
 
 
 def _integers(name: str, values: Any, *, ndim: int) -> Tensor:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        # torch takes neither negative strides nor another byte order
+        values = values.astype(np.int64, order="C")
     tensor = torch.as_tensor(values)
     if tensor.is_floating_point() or tensor.is_complex():
         raise ValueError(f"{name} must be integers, got {tensor.dtype}")

@@ -63,11 +63,7 @@ class Statistic:
         return self.kind.startswith("mmd_")
 
     def kernel(self, codes: Int[Tensor, "S b L"], pad: int) -> Float[Tensor, "S b b"]:
-        """Normalised kernel of completions of one prompt, its diagonal zero.
-
-        Raises:
-            ValueError: no completion is similar to itself, so that nothing can be compared.
-        """
+        """Normalised kernel of completions of one prompt, its diagonal zero."""
         if self.kind == "mmd_hamming":
             raw = kernels.hamming_kernel(codes, pad=pad, ignore_padding=self.ignore_padding)
         elif self.kind == "mmd_one_hot":
@@ -78,15 +74,19 @@ class Statistic:
             if not cumulative and k > codes.shape[-1]:
                 raise ValueError(f"k={k} exceeds the L={codes.shape[-1]} positions")
             raw = kernels.spectrum_kernel(codes, k=k, pad=pad, cumulative=cumulative)
-        if not raw.diagonal(dim1=-2, dim2=-1).any():
-            raise ValueError(
-                "all completions of a prompt are empty: with ignore_padding=True nothing is left "
-                "to compare"
-            )
         return kernels.normalise_kernel(raw)
 
+    def check_codes(self, codes: Sequence[Int[Tensor, "*rows L"]], pad: int) -> None:
+        """Raises ValueError where no completion of any prompt is similar to itself."""
+        blind = self.kind == "mmd_hamming" and self.ignore_padding
+        if blind and all(bool((part == pad).all()) for part in codes):
+            raise ValueError(
+                "all completions are empty: with ignore_padding=True nothing is left to compare"
+            )
+
     def pooled(self, codes: Sequence[Int[Tensor, "S b L"]], pad: int) -> "PooledStatistic":
-        """Prepares the pooled rows of each prompt; see `PooledStatistic`."""
+        """Prepares the pooled rows of each prompt; see `PooledStatistic` and `check_codes`."""
+        self.check_codes(codes, pad)
         if self.is_mmd:
             return PooledMMD([self.kernel(c, pad) for c in codes], self.normalisation)
         return PooledCounts([kernels.completion_ids(c) for c in codes], self.kind)
@@ -156,7 +156,8 @@ class PooledMMD:
             n1 = labels.sum(-1, dtype=torch.float64)
             n2 = labels.shape[-1] - n1
             pairs = torch.stack([n1 * (n1 - 1), n1 * n2, n2 * (n2 - 1)])
-        within, cross, rest = sums / pairs
+        # without pairs the sum may be off zero by rounding, and the mean is undefined all the same
+        within, cross, rest = sums / pairs.where(pairs > 0, torch.nan)
         return within - 2 * cross + rest
 
 

@@ -96,8 +96,7 @@ def two_sample_test(
             repeated prompts, or an argument out of range.
     """
     statistic = as_statistic(statistic)
-    if n_resamples < 1:
-        raise ValueError(f"n_resamples must be >= 1, got {n_resamples}")
+    check_resamples(n_resamples)
     if method not in ("permutation", "bootstrap"):
         raise ValueError(f"method must be 'permutation' or 'bootstrap', got {method!r}")
     pool = Pool.of(a, b)
@@ -155,7 +154,11 @@ def bootstrap_null(
         statistic: a name or a `Statistic`.
         n_resamples: number of pairs of samples.
         seed: of the draws.
+
+    Raises:
+        ValueError: n_resamples < 1, or as `Pool.of`.
     """
+    check_resamples(n_resamples)
     rng = np.random.default_rng(seed)
     statistic = as_statistic(statistic)
     values = torch.empty(n_resamples, dtype=torch.float64)
@@ -207,7 +210,7 @@ def pairwise_mmd(
     """MMD^2 estimates between all pairs of samples, each kernel computed once; diagonal 0.
 
     Raises:
-        ValueError: fewer than two samples, no MMD, or samples that are not comparable.
+        ValueError: fewer than two samples, no MMD, or samples that are not comparable or empty.
     """
     statistic = as_statistic(statistic)
     if len(samples) < 2 or not statistic.is_mmd:
@@ -219,6 +222,7 @@ def pairwise_mmd(
         check_comparable(samples[0], other)
     prompts = torch.cat([sample.prompts for sample in samples])
     rows = torch.cat([sample.completions for sample in samples])
+    statistic.check_codes([rows], samples[0].pad)
     owner = torch.cat([torch.full((len(s),), i) for i, s in enumerate(samples)]).to(rows.device)
     member = torch.nn.functional.one_hot(owner, len(samples)).double()
     sums = member.new_zeros(len(samples), len(samples))
@@ -273,6 +277,12 @@ def p_values(
     above = ~(null < observed[..., None] - slack)
     hits = above.sum(-1).double()
     return (hits + 1) / (null.shape[-1] + 1) if plus_one else hits / null.shape[-1]
+
+
+def check_resamples(n_resamples: int) -> None:
+    """Raises ValueError unless there is at least one."""
+    if n_resamples < 1:
+        raise ValueError(f"n_resamples must be >= 1, got {n_resamples}")
 
 
 def check_level(alpha: float) -> None:

@@ -9,9 +9,11 @@ from ritornello.methods.model_equality_testing import (
     CompletionDistribution,
     CompletionSample,
     Statistic,
+    bootstrap_null,
     encode_tokens,
     encode_unicode,
     estimate_power,
+    goodness_of_fit_test,
     mmd_statistic,
     pad_after_end,
     pairwise_mmd,
@@ -19,6 +21,7 @@ from ritornello.methods.model_equality_testing import (
 )
 
 EMPTY = torch.zeros(0, 3, dtype=torch.long)
+CERTAIN = CompletionDistribution([0.5, 0.5], [[[0, 1, 2]]] * 2, [[1.0]] * 2)
 
 
 def sample(prompts=(0, 0, 1, 1), length=3, num_prompts=2):
@@ -35,6 +38,8 @@ def sample(prompts=(0, 0, 1, 1), length=3, num_prompts=2):
         (lambda: two_sample_test(sample((0, 1)), sample((0, 1))), "no prompt repeats"),
         (lambda: two_sample_test(sample(), sample(), "hamming"), "statistic must be one of"),
         (lambda: two_sample_test(sample(), sample(), n_resamples=0), "n_resamples"),
+        (lambda: bootstrap_null(lambda n, rng: sample(), (4, 4), n_resamples=0), "n_resamples"),
+        (lambda: goodness_of_fit_test(sample((0, 0)), CERTAIN, n_resamples=0), "n_resamples"),
         (lambda: two_sample_test(sample(), sample(), method="x"), "method must be"),
         (lambda: two_sample_test(sample(), sample()).rejects(1.0), "alpha must be in"),
         (lambda: mmd_statistic(sample(), sample(), "gram"), "kernel must be one of"),
@@ -74,8 +79,24 @@ def test_bad_input_gets_one_clear_error(call, message):
 def test_only_empty_completions():
     blank = CompletionSample([0, 0], ["", ""], length=4)
     assert mmd_statistic(blank, blank) == 0.0
-    with pytest.raises(ValueError, match="all completions of a prompt are empty"):
+    with pytest.raises(ValueError, match="all completions are empty"):
         mmd_statistic(blank, blank, ignore_padding=True)
+
+
+def test_a_prompt_with_nothing_but_empty_completions_counts_as_the_others():
+    a = CompletionSample([0, 0, 1, 1], ["", "", "ab", "ab"], length=4)
+    b = CompletionSample([0, 0, 1, 1], ["", "", "ab", "xb"], length=4)
+    # pairs of prompt 0 have similarity 0; of prompt 1 in a, across, in b: 1, 3/4, 1/2
+    expected = 1 / 2 - 2 * 3 / 8 + 1 / 4
+    assert mmd_statistic(a, b, ignore_padding=True) == pytest.approx(expected)
+    distances = pairwise_mmd([a, b], Statistic(ignore_padding=True))
+    assert float(distances[0, 1]) == pytest.approx(expected)
+
+
+def test_arrays_may_run_backwards_and_have_another_byte_order():
+    codes = np.arange(12).reshape(4, 3)
+    for given in (codes[::-1][::-1], codes.astype(">i4"), np.asfortranarray(codes)):
+        assert CompletionSample(np.arange(4)[::-1], given).completions.tolist() == codes.tolist()
 
 
 def test_one_empty_completion_among_others():

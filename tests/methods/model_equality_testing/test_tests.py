@@ -1,5 +1,7 @@
 """p-values, nulls, power, goodness of fit."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,18 @@ def test_a_kernel_cut_from_the_pool_equals_one_of_the_draw(kind, rng):
     torch.testing.assert_close(cut, statistic.pooled(codes, -1)(labels), rtol=1e-12, atol=1e-12)
 
 
+def test_a_row_drawn_twice_is_similar_to_itself(rng):
+    """With replacement a draw may hold a row twice, here in as many draws as make cutting pay."""
+    statistic = Statistic("mmd_one_hot")
+    pool = CompletionSample([0] * 200, rng.integers(9, size=(200, 2)))
+    draws = power._Draws.of(pool, pool, 1, 10_000, True, rng)
+    places = draws.places[0]
+    twice = places[:, 0] == places[:, 1]
+    assert bool(twice.any())
+    blocks = draws.pooled(statistic, slice(0, 10_000)).blocks[0]
+    assert bool((blocks[twice, 0, 1] == 1).all())
+
+
 def test_chunks_of_simulations_are_joined(monkeypatch):
     pools = draw(MODEL, 40, 0), draw(OTHER, 40, 1)
     monkeypatch.setattr(power, "_CHUNK", 50 * 64 * 4)
@@ -100,6 +114,17 @@ def test_p_counts_ties_and_undefined_resamples():
     null = torch.tensor([0.0, 1.0, 1.0 - 1e-14, 2.0, torch.nan])
     assert float(p_values(torch.tensor(1.0), null, slack=1e-12, plus_one=False)) == 0.8
     assert float(p_values(torch.tensor(1.0), null, slack=1e-12)) == pytest.approx(5 / 6)
+
+
+def test_splits_without_a_repeated_prompt_are_undefined_however_sums_round(rng):
+    prompts = np.repeat([0, 1], 5)
+    codes = torch.from_numpy(rng.integers(4, size=(2, 1, 5, 7)))
+    labels = torch.ones(1, 25, 10, dtype=torch.bool)
+    # each split leaves one completion of either prompt to the second sample
+    for split, pair in enumerate(itertools.product(range(5), range(5, 10))):
+        labels[0, split, list(pair)] = False
+    assert (prompts[~labels[0, 0]] == [0, 1]).all()
+    assert bool(Statistic().pooled(list(codes), -1)(labels).isnan().all())
 
 
 def test_distinct_completions_leave_counts_without_power():
