@@ -63,7 +63,8 @@ def score_choices(
         device: where the model lies.
 
     Raises:
-        ValueError: there is no question, or a choice alone exceeds `max_tokens`.
+        ValueError: there is no question, a context without a token, or a choice that alone exceeds
+            `max_tokens`.
     """
     if not questions:
         raise ValueError("questions must hold at least one question")
@@ -84,6 +85,8 @@ def _tokens(
     tokenizer: Callable[..., Any], context: str, choice: str, max_tokens: int
 ) -> tuple[list[int], list[int]]:
     before = tokenizer(context)["input_ids"]
+    if not before:
+        raise ValueError("a context must have at least one token, which the choice follows")
     after = tokenizer(choice)["input_ids"]
     if after and after[0] == getattr(tokenizer, "bos_token_id", None):
         after = after[1:]

@@ -70,6 +70,12 @@ def test_long_contexts_lose_their_start():
 def test_bad_input():
     with pytest.raises(ValueError, match="at least one question"):
         score_choices(Bigrams(), Letters(), [], batch_size=1, max_tokens=8)
+    empty = [Question("", ("a", "b"), 0), *QUESTIONS]
+    with pytest.raises(ValueError, match="a context must have at least one token"):
+        score_choices(
+            Bigrams(), lambda text: {"input_ids": [ord(c) - 95 for c in text]}, empty,
+            batch_size=8, max_tokens=8,
+        )  # fmt: skip
     with pytest.raises(ValueError, match="max_tokens=3"):
         score_choices(Bigrams(), Letters(), QUESTIONS, batch_size=1, max_tokens=3)
     with pytest.raises(ValueError, match="answer must be in"):
