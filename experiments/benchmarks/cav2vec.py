@@ -10,8 +10,7 @@ from torch import Tensor
 from ritornello.common.data.speech.filterbank import LogFilterbank
 from ritornello.common.optional import require
 from ritornello.experiments.benchmarks import Benchmark
-from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel
-from ritornello.methods.cav2vec.folding import fold_batch_norm
+from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel, fold_batch_norm
 from ritornello.methods.cav2vec.pictures import gaussian_blur, overlay
 
 
@@ -172,6 +171,32 @@ def _encoder(name: str, lengths: list[int]) -> Benchmark:
     )
 
 
+def _training() -> Benchmark:
+    """Forward and backward of the same encoder on 2 clips of 1 s, without dropout."""
+    torch.manual_seed(0)
+    still = {"dropout": 0.0, "attention_dropout": 0.0, "input_dropout": 0.0, "layerdrop": 0.0}
+    ours = AVHubertModel(AVHubertConfig.base(num_layers=4, **still)).train()
+    plain = AVHubertModel(ours.config).train()
+    plain.load_state_dict(ours.state_dict())
+    audio, video = torch.randn(2, 104, 25), torch.randn(2, 1, 25, 88, 88)
+
+    def gradient(model: AVHubertModel, hidden: Tensor) -> Tensor:
+        model.zero_grad()
+        hidden.square().sum().backward()
+        return model.mask_emb.new_tensor(
+            [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        )
+
+    return Benchmark(
+        "encoder, forward and backward, 2 clips of 1 s",
+        lambda: gradient(ours, ours(audio, video).last_hidden_state),
+        lambda: gradient(plain, _plain_encoder(plain, audio, video, None)),
+        "fairseq's operations in torch",
+        agree=lambda mine, theirs: torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3),
+        seconds=8.0,
+    )
+
+
 def _loading() -> Benchmark:
     """Is a batch made faster than a step is taken? The small profile's sizes, one thread."""
     from ritornello.common.data.speech.av_speech import SyntheticAVSpeech
@@ -217,4 +242,5 @@ def benchmarks() -> Iterator[Benchmark]:
     yield _blur()
     yield _encoder("2 clips of 1 s", [25, 25])
     yield _encoder("4 clips of 0.4, 0.6, 0.8 and 1 s", [10, 15, 20, 25])
+    yield _training()
     yield _loading()

@@ -15,6 +15,7 @@ from ritornello.methods.cav2vec.corruption import (
 from ritornello.methods.cav2vec.encoder import AVEncoderOutput, AVHubertConfig, AVHubertModel
 from ritornello.methods.cav2vec.evaluation import Condition, corruption_grid
 from ritornello.methods.cav2vec.finetuning import AVForCTC, AVForSpeechSeq2Seq, RecognizerConfig
+from ritornello.methods.cav2vec.folding import fold_batch_norm
 from ritornello.methods.cav2vec.lrs3 import LRS3Manifest, MouthCrop
 from ritornello.methods.cav2vec.masking import (
     skip_corrupted_runs,
@@ -51,6 +52,7 @@ __all__ = [
     "VideoCorruptor",
     "corruption_grid",
     "distillation_targets",
+    "fold_batch_norm",
     "skip_corrupted_runs",
     "span_mask",
     "substitute_same_sequence",

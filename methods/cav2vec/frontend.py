@@ -109,14 +109,11 @@ class LipResNet(nn.Module):
         """
         convolution = self.frontend3D[0]
         assert isinstance(convolution, nn.Conv3d)
-        batch, _, time, height, width = video.shape
         padded = F.pad(video[:, 0], (0, 0, 0, 0, 2, 2))
         windows = padded.unfold(1, 5, 1)
-        if present is None:
-            windows = windows.reshape(batch * time, height, width, 5)
-        else:
-            windows = windows[present].contiguous()
-        stacked = windows.permute(0, 3, 1, 2)  # channels last in memory, as the kernels like it
+        windows = windows.flatten(0, 1) if present is None else windows[present]
+        # Channels last in memory, as the kernels like it.
+        stacked = windows.contiguous().permute(0, 3, 1, 2)
         weight = convolution.weight[:, 0].to(stacked.dtype)
         return F.conv2d(stacked, weight, convolution.bias, stride=2, padding=3)
 

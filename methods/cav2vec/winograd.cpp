@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -126,18 +127,19 @@ struct Convolution {
   }
 
   void run(int64_t begin, int64_t end) const {
-    std::vector<float> matrices(kPlaces * kTilesAtOnce * in);
-    std::vector<float> products(kPlaces * kTilesAtOnce * channels);
+    const std::unique_ptr<float[]> matrices(new float[kPlaces * kTilesAtOnce * in]);
+    const std::unique_ptr<float[]> products(new float[kPlaces * kTilesAtOnce * channels]);
     const std::vector<float> zeros(in);
     for (int64_t first = begin; first < end; first += kTilesAtOnce) {
       const int64_t count = std::min(kTilesAtOnce, end - first);
-      const int64_t rows = (count + kRows - 1) / kRows * kRows;
-      for (int64_t t = 0; t < count; ++t) gather(first + t, t, zeros.data(), matrices.data());
+      const int64_t rows = (count + kRows - 1) / kRows * kRows;  // the last tile fills them up
+      for (int64_t t = 0; t < rows; ++t)
+        gather(std::min(first + t, end - 1), t, zeros.data(), matrices.get());
       for (int64_t i = 0; i < kPlaces; ++i)
         for (int64_t c = 0; c < channels; c += kColumns)
-          product(matrices.data() + i * kTilesAtOnce * in, weight + (i * channels + c) * in,
-                  products.data() + i * kTilesAtOnce * channels + c, rows, in, channels);
-      for (int64_t t = 0; t < count; ++t) scatter(first + t, t, products.data());
+          product(matrices.get() + i * kTilesAtOnce * in, weight + (i * channels + c) * in,
+                  products.get() + i * kTilesAtOnce * channels + c, rows, in, channels);
+      for (int64_t t = 0; t < count; ++t) scatter(first + t, t, products.get());
     }
   }
 };

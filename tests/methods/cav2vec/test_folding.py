@@ -7,8 +7,8 @@ from cav2vec_small import TINY
 from torch import nn
 
 from ritornello.common.kernels.compiled import build_obstacle
-from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel
-from ritornello.methods.cav2vec.folding import SOURCE, FoldedConv, fold_batch_norm
+from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel, fold_batch_norm
+from ritornello.methods.cav2vec.folding import SOURCE, FoldedConv
 from ritornello.methods.cav2vec.transformer import PositionConv
 
 BACKENDS = [
