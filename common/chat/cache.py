@@ -52,19 +52,24 @@ def generation_keys(
         "stop_token_ids": sorted(set(params.stop_token_ids)),
         "banned_first_token_ids": sorted(set(params.banned_first_token_ids)),
     }
+    before, after = _canonical(model_id), _canonical(settings)
     return [
-        _digest(["generate", model_id, p.content(), 0 if greedy else p.sample, settings])
+        _digest(
+            '"generate"', before, _canonical(p.content()), str(0 if greedy else p.sample), after
+        )
         for p in prompts
     ]
 
 
 def score_key(model_id: str, prompt: Prompt, continuations: Sequence[str]) -> bytes:
     """32 bytes for the scores of these continuations after this prompt."""
-    return _digest(["score", model_id, prompt.content(), list(continuations)])
+    content = (model_id, prompt.content(), list(continuations))
+    return _digest('"score"', *map(_canonical, content))
 
 
-def _digest(content: list[object]) -> bytes:
-    text = _canonical([SCHEMA_VERSION, *content])
+def _digest(*content: str) -> bytes:
+    """Hash of a JSON list whose members are given as canonical JSON."""
+    text = f"[{SCHEMA_VERSION},{','.join(content)}]"
     return hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
