@@ -22,8 +22,8 @@ constexpr int64_t kTilesAtOnce = 96;  // a multiple of kRows; what they need sta
 
 typedef float Lane __attribute__((vector_size(4 * kLanes), aligned(4)));
 
-Lane load(const float* at) { return *reinterpret_cast<const Lane*>(at); }
-void store(float* at, Lane value) { *reinterpret_cast<Lane*>(at) = value; }
+inline Lane load(const float* at) { return *reinterpret_cast<const Lane*>(at); }
+inline void store(float* at, Lane value) { *reinterpret_cast<Lane*>(at) = value; }
 
 // Interpolation at 0, 1, -1, 2 and infinity: sums = A [(B pixels B') (G weight G')] A'.
 constexpr float B[kTile][kTile] = {

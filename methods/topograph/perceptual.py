@@ -56,9 +56,9 @@ class MosinLoss(nn.Module):
             )
         classes = target_classes(target, logits)
         scores = logits.softmax(1) if self.softmax else logits
-        kinds = torch.arange(0 if self.include_background else 1, scores.shape[1])
-        scores = scores[:, kinds[0] :].float()
-        labels = (classes[:, None] == kinds.to(classes.device)[:, None, None]).float()
+        kinds = range(0 if self.include_background else 1, scores.shape[1])
+        scores = scores[:, kinds.start :].float()
+        labels = torch.stack([classes == k for k in kinds], dim=1).float()
         stages = _vgg19(self.weights, logits.device)
         with torch.no_grad():
             wanted = _features(labels, stages)

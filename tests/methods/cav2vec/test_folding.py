@@ -47,6 +47,20 @@ def test_a_folded_convolution_equals_its_parts(backend, size, layout, generator)
             torch.testing.assert_close(got, want.float(), atol=2e-5, rtol=1e-5)
 
 
+def test_threads_change_nothing(generator):
+    parts = nn.Conv2d(64, 64, 3, 1, 1, bias=False).eval(), nn.BatchNorm2d(64).eval()
+    folded = FoldedConv(*parts, nn.PReLU(64))
+    x = torch.randn(5, 64, 7, 7, generator=generator)
+    threads = torch.get_num_threads()
+    with torch.no_grad():
+        results = []
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            results.append(folded(x))
+    torch.set_num_threads(threads)
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-6)
+
+
 def test_the_compiled_convolution_says_what_it_cannot_take():
     parts = nn.Conv2d(64, 64, 3, 1, 1, bias=False).eval(), nn.BatchNorm2d(64).eval(), nn.PReLU(64)
     compiled, either = FoldedConv(*parts, "compiled"), FoldedConv(*parts)
