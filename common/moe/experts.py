@@ -122,4 +122,4 @@ class Experts(nn.Module):
     @staticmethod
     def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, dispatch: Dispatch) -> Tensor:
         y = grouped_matmul(x, weight, dispatch.offsets)
-        return y if bias is None else y + bias.to(y.dtype)[dispatch.experts]
+        return y if bias is None else y + bias.to(y.dtype).index_select(0, dispatch.experts)

@@ -1,10 +1,36 @@
 """The mixture-of-experts layer: route, sort by expert, compute, put back, weigh."""
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ritornello.common.moe.experts import Experts, dispatch_order, within_capacity
 from ritornello.common.moe.routing import RoutingState
+
+
+class _WeightedSum(torch.autograd.Function):
+    """Rows times their scores, added up by token; the gradient of the rows is scaled in place."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        rows: Float[Tensor, "slots d"],
+        scores: Float[Tensor, "slots"],
+        token_of_row: Int[Tensor, "slots"],
+        tokens: int,
+    ) -> Float[Tensor, "tokens d"]:
+        ctx.save_for_backward(rows, scores, token_of_row)
+        weighted = rows * scores.unsqueeze(-1)
+        return rows.new_zeros(tokens, rows.shape[1]).index_add_(0, token_of_row, weighted)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows, scores, token_of_row = ctx.saved_tensors
+        grad = grad.index_select(0, token_of_row)
+        score_grad = torch.linalg.vecdot(grad, rows)
+        return grad.mul_(scores.unsqueeze(-1)), score_grad, None, None
 
 
 class MoELayer(nn.Module):
@@ -70,7 +96,6 @@ class MoELayer(nn.Module):
         if self.capacity_factor is not None:
             scores = scores * within_capacity(dispatch, self.capacity_factor)
         token_of_slot = dispatch.order % max(len(flat), 1)
-        outputs = self.experts(flat[token_of_slot], dispatch)
-        weighted = outputs * scores.to(outputs.dtype).unsqueeze(-1)
-        mixed = weighted.new_zeros(flat.shape).index_add_(0, token_of_slot, weighted)
+        outputs = self.experts(flat.index_select(0, token_of_slot), dispatch)
+        mixed = _WeightedSum.apply(outputs, scores.to(outputs.dtype), token_of_slot, len(flat))
         return mixed.reshape(tokens.shape)

@@ -133,6 +133,18 @@ def test_autocast_runs_experts_in_half_precision_and_the_embedding_gate_in_full(
     torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.05)
 
 
+def test_bias_gradients_are_summed_in_full_precision_under_autocast():
+    experts = Experts(2, 8, 8)
+    tokens, gradient = torch.randn(2048, 8), torch.randn(2048, 8).bfloat16()
+    state = RoutingState(torch.randint(2, (2048, 1)), torch.ones(2048, 1), torch.zeros(2048, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = MoELayer(experts, SMoERouter(8, 2, 1)).apply_experts(tokens, state)
+    assert experts.bias_out is not None
+    (ours,) = torch.autograd.grad(out, experts.bias_out, gradient.to(out.dtype))
+    exact = torch.stack([gradient[state.indices[:, 0] == k].double().sum(0) for k in range(2)])
+    assert (ours - exact).norm() < 0.005 * exact.norm()
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="top_k must be in"):
         SMoERouter(4, 2, 3)
