@@ -73,7 +73,31 @@ class MultiHeadAttention(nn.Module):
         if hidden is not None:
             scores = scores.masked_fill(hidden, -math.inf)
         weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
-        return self.out_proj((weights @ v).transpose(-2, -3).flatten(-2))
+        # einsum does not copy values that subsets share, as @ does
+        mixed = torch.einsum("...qk,...kd->...qd", weights, v)
+        return self.out_proj(mixed.transpose(-2, -3).flatten(-2))
+
+    def pool(
+        self,
+        x: Float[Tensor, "*batch 1 width"],
+        context: Float[Tensor, "*batch tokens width"],
+        hidden: Bool[Tensor, "*mask 1 1 tokens"] | None = None,
+    ) -> Float[Tensor, "*batch 1 width"]:
+        """`forward` for one query, without a key or a value for any token.
+
+        With a head's q, W_k and W_v, softmax(q·(W_k y_j + b_k)) = softmax((W_kᵀ q)·y_j) over the
+        tokens y_j, and Σ_j w_j (W_v y_j + b_v) = W_v Σ_j w_j y_j + b_v.
+        """
+        w_q, w_k, w_v = self.in_proj_weight.chunk(3)
+        b_q, _, b_v = self.in_proj_bias.chunk(3)
+        q = F.linear(x.squeeze(-2), w_q, b_q).unflatten(-1, (self.heads, -1))
+        asked = torch.einsum("...hd,hdw->...hw", q, w_k.unflatten(0, (self.heads, -1)))
+        scores = asked @ context.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if hidden is not None:
+            scores = scores.masked_fill(hidden.squeeze(-2), -math.inf)
+        seen = torch.einsum("...hk,...kw->...hw", scores.softmax(dim=-1), context)
+        mixed = torch.einsum("...hw,hdw->...hd", seen, w_v.unflatten(0, (self.heads, -1)))
+        return self.out_proj(mixed.flatten(-2) + b_v).unsqueeze(-2)
 
 
 class ResidualAttentionBlock(nn.Module):
@@ -119,6 +143,11 @@ class ResidualAttentionBlock(nn.Module):
     ) -> Float[Tensor, "*batch queries width"]:
         """The block on `x`, which attends to itself or to `context`."""
         of_x, of_context = (self.ln_1x, self.ln_1y) if self.cross else (self.ln_1, self.ln_1)
-        keys, values = self.attn.keys_values(of_context(x if context is None else context))
-        x = x + self.attn(self.attn.queries(of_x(x)), keys, values, hidden)
+        queries, attended = of_x(x), of_context(x if context is None else context)
+        dropped = self.training and self.attn.dropout > 0
+        if x.shape[-2] == 1 and self.attn.bias_k is None and not dropped:
+            x = x + self.attn.pool(queries, attended, hidden)
+        else:
+            keys, values = self.attn.keys_values(attended)
+            x = x + self.attn(self.attn.queries(queries), keys, values, hidden)
         return x + self.mlp(self.ln_2(x))

@@ -16,7 +16,7 @@ class FusionTransformer(nn.Module):
 
     `subsets` gives the embeddings of many subsets of the modalities at the cost of little more than
     one: hidden tokens get attention weights of exactly zero, keys and values of the first block are
-    shared by all subsets, and the last block is computed for the class token alone.
+    shared by all subsets, and the last block is computed for the class token alone, without them.
 
     Args:
         width: channels of tokens and embedding.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +50,47 @@ def normalized(z: Tensor) -> Float[Tensor, "*batch dim"]:
     return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1)
 
 
-def _self_lse(z: Float[Tensor, "*k n dim"], temperature: float) -> Float[Tensor, "*k n"]:
-    """log Σ_{j≠i} exp(z_i·z_j / τ); −inf for a single sample."""
-    scores = z @ z.transpose(-1, -2) / temperature
-    diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=z.device)
-    return scores.masked_fill(diagonal, -math.inf).logsumexp(dim=-1)
+def _blocks(n: int, entries: int = 2**21) -> list[slice]:
+    """Rows of an n × n matrix by blocks that fit a cache."""
+    rows = max(1, entries // n)
+    return [slice(start, start + rows) for start in range(0, n, rows)]
+
+
+def _own_scores(z: Tensor, rows: slice, temperature: float) -> Float[Tensor, "*k rows n"]:
+    """z_i·z_j / τ for some rows i, −inf for j = i."""
+    scores = (z[..., rows, :] @ z.transpose(-1, -2)).div_(temperature)  # symmetric to the last bit
+    scores.diagonal(rows.start, -2, -1).fill_(-math.inf)
+    return scores
+
+
+class _OwnLogSums(torch.autograd.Function):
+    """log Σ_{j≠i} exp(z_i·z_j / τ); −inf for a single sample.
+
+    No n × n matrix is kept: the backward pass computes it again, by blocks. Scores are symmetric,
+    so that both halves of the gradient take one product.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, z: Float[Tensor, "*k n dim"], temperature: float
+    ) -> Float[Tensor, "*k n"]:
+        blocks = _blocks(z.shape[-2])
+        sums = torch.cat([_own_scores(z, b, temperature).logsumexp(-1) for b in blocks], dim=-1)
+        ctx.save_for_backward(z, sums)
+        ctx.temperature = temperature
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        z, sums = ctx.saved_tensors
+        sums = sums.masked_fill(sums.isneginf(), 0.0)  # a single sample: no share, not nan
+        parts = []
+        for b in _blocks(z.shape[-2]):
+            scores = _own_scores(z, b, ctx.temperature)
+            shares = (scores - sums[..., b, None]).exp_().mul_(grad[..., b, None])
+            shares += scores.sub_(sums[..., None, :]).exp_().mul_(grad[..., None, :])
+            parts.append(shares @ z)
+        return torch.cat(parts, dim=-2) / ctx.temperature, None
 
 
 def _accuracy(cross: Float[Tensor, "*k n n"]) -> Float[Tensor, " *k"]:
@@ -85,12 +122,8 @@ def nt_xent(
     if gather:
         a, b = gather_batch([a, b])
     with torch.autocast(a.device.type, enabled=False):
-        both = torch.cat([a, b])
-        scores = both @ both.T / temperature
-        n = len(a)
-        positives = scores.diagonal(n)
-        itself = torch.eye(2 * n, dtype=torch.bool, device=a.device)
-        return scores.masked_fill(itself, -math.inf).logsumexp(dim=1).mean() - positives.mean()
+        all_others = _OwnLogSums.apply(torch.cat([a, b]), temperature)
+        return all_others.mean() - (a * b).sum(dim=-1).mean() / temperature
 
 
 class CoMMLoss(nn.Module):
@@ -152,7 +185,7 @@ class CoMMLoss(nn.Module):
         The prototypes' own block recurs in every term, and NCE(z'_all, z''_all) equals
         NCE(z''_all, z'_all), so that 2n + 1 cross blocks and 2n + 2 own blocks do.
         """
-        own = _self_lse(z, self.temperature)  # (2, k, n)
+        own = _OwnLogSums.apply(z, self.temperature)  # (2, k, n)
         prototypes = z[:, -1:].flip(0)  # z'_k meets z''_all, and the other way round
         cross = z[:, :-1] @ prototypes.transpose(-1, -2) / self.temperature
         rows = torch.logaddexp(cross.logsumexp(dim=-1), own[:, :-1])

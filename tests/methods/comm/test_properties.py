@@ -26,8 +26,9 @@ from ritornello.methods.comm import (
     reference,
     supcon_loss,
 )
-from ritornello.methods.comm.attention import ResidualAttentionBlock
+from ritornello.methods.comm.attention import MultiHeadAttention, ResidualAttentionBlock
 from ritornello.methods.comm.factorcl import PairCritic, club_bound, infonce_bound
+from ritornello.methods.comm.loss import _blocks
 from ritornello.methods.comm.model import extract_features, projection_head
 
 
@@ -55,6 +56,36 @@ def test_nt_xent_equals_the_matrix_written_out(n, dim):
         torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True
     ):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_one_query_pools_as_attention_does():
+    """The class token's way past keys and values gives what they give, for gradients too."""
+    attention = MultiHeadAttention(8, 2)
+    for bias in (attention.in_proj_bias, attention.out_proj.bias):
+        nn.init.normal_(bias)
+    x = random(1, 3, 1, 8).requires_grad_()
+    context = random(1, 3, 5, 8, seed=1).requires_grad_()
+    hidden = torch.rand(4, 3, 1, 1, 5, generator=torch.Generator().manual_seed(2)) < 0.4
+    hidden[..., 0] = False
+    pooled = attention.pool(x, context, hidden)
+    usual = attention(attention.queries(x), *attention.keys_values(context), hidden)
+    torch.testing.assert_close(pooled, usual, rtol=1e-5, atol=1e-6)
+    wanted = (x, context, attention.in_proj_weight, attention.in_proj_bias)
+    for mine, expected in zip(
+        torch.autograd.grad(pooled.square().sum(), wanted),
+        torch.autograd.grad(usual.square().sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_by_blocks_equal_those_at_once(monkeypatch):
+    a, b = random(9, 4).requires_grad_(), random(9, 4, seed=1).requires_grad_()
+    whole = torch.autograd.grad(nt_xent(a, b), (a, b))
+    monkeypatch.setattr(_blocks, "__defaults__", (60,))
+    assert _blocks(18)[-1] == slice(15, 18)
+    pieces = torch.autograd.grad(nt_xent(a, b), (a, b))
+    torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("k", [2, 3, 5])
