@@ -172,14 +172,16 @@ def _rotated(template: Float32[np.ndarray, "n n"], angle: int) -> Float32[np.nda
     y = turn[0, 0] * steps[:, None] + turn[0, 1] * steps[None, :] + centre
     x = turn[1, 0] * steps[:, None] + turn[1, 1] * steps[None, :] + centre
     # Places outside the source are empty, as are those between its last pixel and its edge.
-    inside = (y >= 0) & (y <= n - 1) & (x >= 0) & (x <= n - 1)
-    top = np.clip(y.astype(np.int64), 0, n - 2)
-    left = np.clip(x.astype(np.int64), 0, n - 2)
+    inside = np.flatnonzero((y >= 0) & (y <= n - 1) & (x >= 0) & (x <= n - 1))
+    y, x = y.take(inside), x.take(inside)
+    top, left = np.minimum(y.astype(np.int64), n - 2), np.minimum(x.astype(np.int64), n - 2)
     down, right = (y - top).astype(np.float32), (x - left).astype(np.float32)
     flat, place = template.ravel(), top * n + left
-    upper = flat[place] * (1 - right) + flat[place + 1] * right
-    lower = flat[place + n] * (1 - right) + flat[place + n + 1] * right
-    return (upper * (1 - down) + lower * down) * inside
+    upper = flat.take(place) * (1 - right) + flat.take(place + 1) * right
+    lower = flat.take(place + n) * (1 - right) + flat.take(place + (n + 1)) * right
+    turned = np.zeros((side, side), np.float32)
+    turned.ravel()[inside] = upper * (1 - down) + lower * down
+    return turned
 
 
 @dataclass(frozen=True)
@@ -228,16 +230,19 @@ class TrifeatureRenderer:
         drawn = _draw_texture(texture, field, self.texture_scale, rng)
         turn = _rotation(int(rng.integers(-MAX_ANGLE, MAX_ANGLE)))
         # Only the texture under the shape is looked up, at the nearest pixel of the turned field.
+        under = np.flatnonzero(turned > 0)
+        row, column = np.divmod(under.astype(np.int32), side)
         half, centre = self.size // 2, (field - 1) / 2
-        y = np.arange(top, top + side)[:, None] + half - centre
-        x = np.arange(left, left + side)[None, :] + half - centre
-        i = np.floor(turn[0, 0] * y + turn[0, 1] * x + (centre + 0.5)).astype(np.int64)
-        j = np.floor(turn[1, 0] * y + turn[1, 1] * x + (centre + 0.5)).astype(np.int64)
-        share = (turned * drawn.at(i, j))[:, :, None]
+        y, x = row + (top + half - centre), column + (left + half - centre)
+        i = (turn[0, 0] * y + turn[0, 1] * x + (centre + 0.5)).astype(np.int32)
+        j = (turn[1, 0] * y + turn[1, 1] * x + (centre + 0.5)).astype(np.int32)
+        filled = np.flatnonzero(drawn.at(i, j))
+        share = turned.take(under[filled])[:, None]
         ink = np.array(COLOURS[colour], np.float32)
         image = np.full((self.size, self.size, 3), int(255 * BACKGROUND), np.uint8)
         blended = share * ink + (1 - share) * np.float32(BACKGROUND)
-        image[top : top + side, left : left + side] = (blended * 255).astype(np.uint8)
+        place = (row[filled] + top) * self.size + (column[filled] + left)
+        image.reshape(-1, 3)[place] = (blended * 255).astype(np.uint8)
         return image
 
 
