@@ -227,9 +227,8 @@ def add(
 ) -> Tensor | float:
     """left + right times 2^-1/2; the gradient of a broadcast operand, repeats^-1/2.
 
-    A number or one-element tensor shifts and does not scale. In residual
-    branches use `residual_apply`, whose
-    multipliers are paired between split and add.
+    A number or one-element tensor shifts and does not scale. In residual branches use
+    `residual_apply`, whose multipliers are paired between split and add.
     """
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return left + right
