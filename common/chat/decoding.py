@@ -94,10 +94,10 @@ class BatchModel:
         nothing = torch.zeros(1, 0, dtype=torch.bool, device=self.device)
         cache = RowCache(nothing) if prefix is None else prefix
         if any(beginnings):
-            cache = cache.select(torch.zeros(len(beginnings), dtype=torch.long))
+            cache = cache.select(torch.tensor([0] * len(beginnings), device=self.device))
             self._extend(cache, beginnings)
             suffixes = [ids[len(beginnings[g]) :] for ids, g in zip(suffixes, group, strict=True)]
-        cache = cache.select(torch.tensor(group))
+        cache = cache.select(torch.tensor(group, device=self.device))
         return Prefilled(cache, self._extend(cache, suffixes))
 
     def _extend(self, cache: RowCache, tokens: Sequence[list[int]]) -> Tensor:
