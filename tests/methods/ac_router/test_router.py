@@ -1,6 +1,5 @@
 """The gate: golden parity, gradients, dependence on the previous assignment, running statistics."""
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -262,33 +261,19 @@ def test_bad_options_are_named(options, message):
         ACRouter(6, 4, **options)
 
 
-def _sums_of_half(rank, rendezvous, queue):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2
-    )
+def sums_of_half(rank):
     tokens = torch.randn(60, 6, generator=torch.Generator().manual_seed(3))
     assignment = torch.arange(60) % 4
     half = slice(0, 20) if rank == 0 else slice(20, 60)
     sums = cluster_sums(tokens[half], assignment[half], 4, sync=True)
-    if rank == 0:
-        queue.put([x.tolist() for x in sums])
-    torch.distributed.destroy_process_group()
+    return [x.tolist() for x in sums]
 
 
-def test_two_processes_share_their_statistics(tmp_path):
+def test_two_processes_share_their_statistics(two_ranks):
     """Counts, means and deviations are those of the whole batch, however it is split."""
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    processes = [
-        context.Process(target=_sums_of_half, args=(rank, str(tmp_path / "meeting"), queue))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    count, deviation = (torch.tensor(x) for x in queue.get())
     tokens = torch.randn(60, 6, generator=torch.Generator().manual_seed(3))
     whole = cluster_sums(tokens, torch.arange(60) % 4, 4)
-    torch.testing.assert_close(count, whole.count)
-    torch.testing.assert_close(deviation, whole.deviation)
+    for answer in two_ranks(sums_of_half):
+        count, deviation = (torch.tensor(x) for x in answer)
+        torch.testing.assert_close(count, whole.count)
+        torch.testing.assert_close(deviation, whole.deviation)
