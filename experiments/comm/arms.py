@@ -121,6 +121,21 @@ class FactorCLArm(Arm):
 
 
 @dataclass(frozen=True)
+class FactorCLSupArm(FactorCLArm):
+    """FactorCL-SUP: labels in place of the augmentation."""
+
+    supervised = True
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """Encoders with projections and critics that read the task."""
+        a = architecture
+        return FactorCL(
+            a.encoders, a.dims, embed_dim=self.embed_dim, critic_hidden=self.critic_hidden,
+            task_dim=n_classes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class SupConArm(Arm):
     """Supervised contrast between the modalities."""
 

@@ -276,13 +276,16 @@ def baseline(name):
     encoders = [nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(4, 8)]
     if name == "supervised":
         return Supervised(small_encoder(), 3)
-    if name == "factorcl":
-        return FactorCL(encoders, [8, 8], embed_dim=4, critic_hidden=8)
+    if name.startswith("factorcl"):
+        task = 3 if name == "factorcl_sup" else None
+        return FactorCL(encoders, [8, 8], embed_dim=4, critic_hidden=8, task_dim=task)
     kind = {"cross": CrossModal, "cross_self": CrossSelf, "supcon": SupCon}[name]
     return kind(encoders, [8, 8])
 
 
-@pytest.mark.parametrize("name", ["cross", "cross_self", "supcon", "factorcl", "supervised"])
+@pytest.mark.parametrize(
+    "name", ["cross", "cross_self", "supcon", "factorcl", "factorcl_sup", "supervised"]
+)
 def test_baselines_train_every_parameter(name):
     torch.manual_seed(0)
     model, inputs = baseline(name), [random(6, 6), random(6, 4)]
@@ -295,7 +298,7 @@ def test_baselines_train_every_parameter(name):
         assert features.shape[0] == 6
 
 
-@pytest.mark.parametrize("name", ["supcon", "supervised"])
+@pytest.mark.parametrize("name", ["supcon", "factorcl_sup", "supervised"])
 def test_supervised_baselines_ask_for_labels(name):
     with pytest.raises(ValueError, match="labels"):
         baseline(name).training_loss([random(6, 6), random(6, 4)], identity)
@@ -325,6 +328,38 @@ def test_upper_bounds_do_not_train_their_critics_but_their_projections():
     grads = torch.autograd.grad(output.per_term[place], critic + projection, allow_unused=True)
     assert all(g is None for g in grads[: len(critic)])
     assert all(g is not None for g in grads[len(critic) :])
+
+
+class DotCritic(nn.Module):
+    def forward(self, x, y):
+        return y @ x.T
+
+
+def test_factorcl_with_labels_by_hand():
+    """Embeddings and one-hot classes are unit vectors, critics inner products: scores I or 2I."""
+    loss = FactorCLLoss([2, 2], 2, 4, task_dim=2)
+    for projections in loss.projections:
+        for name in projections:
+            projections[name] = nn.Identity()
+    for name in loss.critics:
+        loss.critics[name] = DotCritic()
+    found = loss([torch.eye(2)] * 2, task=torch.eye(2))
+    one, two = (k - math.log(math.exp(k) + 1) + math.log(2) for k in (1, 2))
+    assert found.names == (
+        "shared", "shared_upper", "conditional", "conditional_upper", "own_0", "own_1"
+    )  # fmt: skip
+    assert found.per_term.tolist() == pytest.approx([-one, 0.5, -two, 1.0, -one, -one])
+    assert found.loss.item() == pytest.approx(1.5 - 4 * one - 2 * two)
+
+
+def test_factorcl_with_labels_takes_classes_labels_and_targets():
+    torch.manual_seed(0)
+    model, inputs = baseline("factorcl_sup"), [random(4, 6), random(4, 4)]
+    classes = torch.tensor([0, 2, 1, 2])
+    columns = torch.eye(3)[classes]
+    losses = [model.training_loss(inputs, identity, y).loss for y in (classes, columns.long())]
+    torch.testing.assert_close(*losses)
+    assert model.training_loss(inputs, identity, columns * 0.5).loss != losses[0]
 
 
 def test_supcon_without_repeated_labels_is_nt_xent():
@@ -365,6 +400,8 @@ def test_clip_uses_negatives_of_the_other_modality_only():
          "at least 2"),
         (lambda: FactorCLLoss([4, 4, 4]), "2 modalities"),
         (lambda: FactorCLLoss([4, 4], 3, 5)([random(2, 4)] * 2, [random(3, 4)] * 2), "augmented"),
+        (lambda: FactorCLLoss([4, 4], 3, 5, task_dim=2)([random(2, 4)] * 2), "task"),
+        (lambda: FactorCLLoss([4, 4], 3, 5)([random(2, 4), random(3, 4)]), "embeddings"),
         (lambda: FeaturesInputAdapter(3, 4)(random(2, 5)), r"\(batch, 3\)"),
         (lambda: SimpleFeaturesInputAdapter(3)(random(2, 5)), "multiple of 3"),
         (lambda: extract_features(lambda x: x, [None]), "missing"),
