@@ -16,8 +16,7 @@ from ritornello.common.cache import sha256_file
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Cell, CellContext, Measurement
 from ritornello.experiments.comm.arms import Architecture, Arm
-from ritornello.experiments.comm.training import Contrastive, rows_of_batch
-from ritornello.methods.comm import FusionTransformer, MultimodalEncoder
+from ritornello.experiments.comm.training import TensorTask
 from ritornello.methods.comm.adapters import position_table_1d
 from ritornello.methods.comm.augmentation import SequenceAugmentation
 
@@ -95,16 +94,6 @@ class Pooled(nn.Module):
         return (encoded["token_embeddings"] * there).sum(dim=1) / there.sum(dim=1)
 
 
-class SequenceArchitecture(Architecture):
-    """The same encoders for all arms: pooled for the baselines, whole sequences for CoMM."""
-
-    def fused(self) -> MultimodalEncoder:
-        """The encoders under a fusion transformer of one layer."""
-        sequences = [pooled.sequence for pooled in self.encoders]
-        fusion = FusionTransformer(self.width, self.heads)
-        return MultimodalEncoder(sequences, [None] * len(sequences), fusion)  # type: ignore
-
-
 @dataclass(frozen=True)
 class FlaggedAugmentation:
     """Augments the features and leaves the flags of real steps alone."""
@@ -126,20 +115,18 @@ def _splits(file: Path, modalities: tuple[str, ...]) -> dict[str, tuple[list[Ten
 
 
 @dataclass
-class Affect(Contrastive):
+class Affect(TensorTask):
     """Linear probes on MOSI, UR-FUNNY and MUsTARD (the grid coordinate `dataset`).
 
     Args:
         folder: of MultiBench's pickled features.
         modalities: two or three of vision, audio and text.
         datasets: those whose files must be there.
-        epochs: passes through a dataset's training set; the recipe's steps when None.
     """
 
     folder: str | None = None
     modalities: Sequence[str] = ("vision", "text")
     datasets: Sequence[str] = tuple(FILES)
-    epochs: int | None = None
 
     def prepare(self) -> None:
         """Looks for the files."""
@@ -163,26 +150,14 @@ class Affect(Contrastive):
         file = self._file(str(cell.coordinates["dataset"]))
         context.uses(file.name, sha256_file(file))
         splits = _splits(file, tuple(self.modalities))
-        inputs, labels = splits["train"]
-        widths = [x.shape[-1] - 1 for x in inputs]
+        widths = [x.shape[-1] - 1 for x in splits["train"][0]]
 
         def architecture() -> Architecture:
-            encoders: list[nn.Module] = [Pooled(SequenceEncoder(width)) for width in widths]
-            return SequenceArchitecture(encoders, [None] * len(widths), [40] * len(widths), 40)
+            sequences: list[nn.Module] = [SequenceEncoder(width) for width in widths]
+            pooled: list[nn.Module] = [Pooled(s) for s in sequences]  # type: ignore[arg-type]
+            n = len(widths)
+            return Architecture(pooled, [None] * n, [40] * n, 40, whole=sequences)
 
-        def batch(number: int, size: int) -> tuple[list[Tensor], Tensor]:
-            rows = rows_of_batch(len(labels), size, number, cell.seed)
-            return [x[rows] for x in inputs], labels[rows]
-
-        steps = None
-        if self.epochs is not None:
-            steps = self.epochs * max(1, len(labels) // (arm.batch or self.recipe.batch))
-        model = self.train(
-            arm, architecture, batch, FlaggedAugmentation(), cell, context, steps=steps
-        )
-        test, test_labels = splits["test"]
-        embedded = self.embed(model, inputs), self.embed(model, test)
-        kind = next(iter(embedded[0]))
-        pair = (embedded[0][kind], labels), (embedded[1][kind], test_labels)
-        hits = 100 * (self.probe_label(*pair).predictions == test_labels).float()
-        yield Measurement("accuracy", float(hits.mean()), "%", hits.tolist())
+        augment = FlaggedAugmentation()
+        model = self.train_on(arm, architecture, splits["train"], augment, cell, context)
+        yield self.accuracy(model, splits["train"], splits["test"])

@@ -27,6 +27,7 @@ class Architecture:
         encoders, adapters: one a modality.
         dims: width of each encoder's output, flattened: what the baselines project.
         width, heads: of the fusion transformer.
+        whole: encoders for fusion, where those for the baselines pool what these yield.
     """
 
     encoders: list[nn.Module]
@@ -34,11 +35,12 @@ class Architecture:
     dims: list[int]
     width: int
     heads: int = 8
+    whole: list[nn.Module] | None = None
 
     def fused(self) -> MultimodalEncoder:
         """The encoders under a fusion transformer of one layer."""
         fusion = FusionTransformer(self.width, self.heads)
-        return MultimodalEncoder(self.encoders, self.adapters, fusion)
+        return MultimodalEncoder(self.whole or self.encoders, self.adapters, fusion)
 
 
 @dataclass(frozen=True)

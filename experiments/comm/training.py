@@ -191,3 +191,53 @@ class Contrastive(Experiment):
                     unique.append(value)
             if unique:
                 yield Measurement("unique" + ending, sum(unique) / len(unique), "%")
+
+
+@dataclass
+class TensorTask(Contrastive):
+    """A task whose samples are all in memory.
+
+    Args:
+        epochs: passes through the training set; the recipe's steps when None.
+    """
+
+    epochs: int | None = None
+
+    def train_on(
+        self,
+        arm: Arm,
+        architecture: Callable[[], Architecture],
+        samples: tuple[list[Tensor], Tensor],
+        augment: Augment,
+        cell: Cell,
+        context: CellContext,
+        n_classes: int = 2,
+    ) -> nn.Module:
+        """Trains on the modalities and labels of a training set."""
+        inputs, labels = samples
+
+        def batch(number: int, size: int) -> Batch:
+            rows = rows_of_batch(len(labels), size, number, cell.seed)
+            return [x[rows] for x in inputs], labels[rows]
+
+        steps = None
+        if self.epochs is not None:
+            steps = self.epochs * max(1, len(labels) // (arm.batch or self.recipe.batch))
+        return self.train(arm, architecture, batch, augment, cell, context, n_classes, steps=steps)
+
+    def first_features(
+        self, model: nn.Module, *splits: tuple[list[Tensor], Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The arm's own features of each split, with its labels."""
+        return [(next(iter(self.embed(model, x).values())), y) for x, y in splits]
+
+    def accuracy(
+        self,
+        model: nn.Module,
+        train: tuple[list[Tensor], Tensor],
+        test: tuple[list[Tensor], Tensor],
+    ) -> Measurement:
+        """Accuracy of a linear probe, one sample a test sample."""
+        pair = self.first_features(model, train, test)
+        hits = 100 * (self.probe_label(*pair).predictions == test[1]).float()
+        return Measurement("accuracy", float(hits.mean()), "%", hits.tolist())

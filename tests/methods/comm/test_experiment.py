@@ -10,7 +10,14 @@ import torch
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Cell, CellContext
 from ritornello.experiments.comm.affect import Affect, flagged_sequences, load_arrays
-from ritornello.experiments.comm.arms import CoMMArm, CrossArm, CrossSelfArm, SupervisedArm
+from ritornello.experiments.comm.arms import (
+    CoMMArm,
+    CrossArm,
+    CrossSelfArm,
+    FactorCLSupArm,
+    SupervisedArm,
+)
+from ritornello.experiments.comm.health import Health
 from ritornello.experiments.comm.movies import Movies
 from ritornello.experiments.comm.pictures import alexnet_architecture
 from ritornello.experiments.comm.training import Recipe
@@ -103,6 +110,67 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 def test_missing_files_are_told_before_work(part, named):
     with pytest.raises(UserError, match=named):
         part.prepare()
+
+
+def mimic_file(folder, stays=40, **changed):
+    """A file in the layout of MultiBench's im.pk, with random numbers."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "adm_features_all": rng.normal(size=(stays, 5)),
+        "ep_tdata": rng.normal(3, 2, size=(stays, 24, 12)),
+        "adm_labels_all": rng.integers(0, 2, (stays, 6)),
+        "y_icd9": rng.integers(0, 2, (stays, 20)),
+    }
+    arrays["ep_tdata"][0, 0, 0] = np.inf
+    file = folder / "im.pk"
+    file.write_bytes(pickle.dumps(arrays | changed))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arm", "task"),
+    [
+        (CoMMArm(head_hidden=16, head_dim=8), 7),
+        (FactorCLSupArm(embed_dim=8, critic_hidden=8), -1),
+        (SupervisedArm(), -1),
+    ],
+)
+def test_stays_train_and_are_probed(tmp_path, arm, task):
+    part = Health(Recipe(steps=2, batch=8), {"costs": [1.0]}, file=mimic_file(tmp_path), task=task)
+    part.width = 16
+    part.prepare()
+    (tmp_path / "artifacts").mkdir()
+    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    (measured,) = part.measure(arm, Cell("health", "arm", 0), context)
+    assert len(measured.samples) == 4
+    assert "im.pk" in context.inputs
+
+
+def test_stays_are_standardised_and_split_as_in_multibench(tmp_path):
+    deaths = np.zeros((40, 6))
+    deaths[:, 3] = 1
+    part = Health(Recipe(steps=1), file=mimic_file(tmp_path, adm_labels_all=deaths), task=-1)
+    (table, signs), classes = part.splits["train"]
+    assert (table.shape, signs.shape) == ((32, 5), (32, 24, 12))
+    assert classes.unique().tolist() == [3]
+    everything = torch.cat([signs, part.splits["test"][0][1]])
+    assert bool(everything.isfinite().all())
+    assert everything.mean().item() == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({}, r"settings\.mimic"), ({"file": "nowhere/im.pk"}, "PhysioNet"), ({"task": 20}, "task")],
+)
+def test_missing_stays_are_told_before_work(given, named):
+    with pytest.raises(UserError, match=named):
+        Health(Recipe(steps=1), **given).prepare()
+
+
+def test_a_file_of_another_layout_is_told(tmp_path):
+    file = mimic_file(tmp_path, ep_tdata=np.zeros((40, 24, 11)))
+    with pytest.raises(UserError, match="ep_tdata"):
+        _ = Health(Recipe(steps=1), file=file).splits
 
 
 def test_the_papers_encoders_yield_36_tokens_of_width_512():
