@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ritornello.experiments.comm.arms import (
 from ritornello.experiments.comm.health import Health
 from ritornello.experiments.comm.movies import Movies
 from ritornello.experiments.comm.pictures import alexnet_architecture
+from ritornello.experiments.comm.robots import Forces, Robots
 from ritornello.experiments.comm.training import Recipe
 
 WIDTHS = {"vision": 6, "audio": 3, "text": 4}
@@ -171,6 +173,87 @@ def test_a_file_of_another_layout_is_told(tmp_path):
     file = mimic_file(tmp_path, ep_tdata=np.zeros((40, 24, 11)))
     with pytest.raises(UserError, match="ep_tdata"):
         _ = Health(Recipe(steps=1), file=file).splits
+
+
+@pytest.fixture
+def episodes(tmp_path):
+    """Three episodes of seven steps as MultiBench's, with random numbers."""
+    h5py = pytest.importorskip("h5py")
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        with h5py.File(tmp_path / f"triangle_{number}_1000.h5", "w") as file:
+            file["image"] = rng.integers(0, 256, (7, 64, 64, 3), dtype=np.uint8)
+            file["ee_forces_continuous"] = rng.normal(size=(7, 50, 6))
+            file["proprio"] = rng.normal(size=(7, 10)).astype(np.float32)
+            file["contact"] = np.arange(7)[:, None] % 2 * np.ones((7, 50))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arm", "task", "modalities", "metric"),
+    [
+        (CoMMArm(head_hidden=16, head_dim=8), "contact", ("image", "force", "proprio"), "accuracy"),
+        (CoMMArm(head_hidden=16, head_dim=8), "effector", ("image", "force"), "error"),
+        (FactorCLSupArm(embed_dim=8, critic_hidden=8), "effector", ("image", "force"), "error"),
+    ],
+)
+def test_robots_train_and_are_probed(episodes, tmp_path, arm, task, modalities, metric):
+    part = Robots(
+        Recipe(steps=1, batch=4),
+        {"costs": [1.0]},
+        folder=str(episodes),
+        task=task,
+        modalities=modalities,
+        width=16,
+    )
+    part.prepare()
+    (tmp_path / "artifacts").mkdir()
+    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+    (measured,) = part.measure(arm, Cell("robots", "arm", 0), context)
+    assert measured.metric == metric
+    assert len(measured.samples) == 6
+    assert len(context.inputs) == 3
+
+
+def test_targets_are_one_step_ahead(episodes):
+    file = next(episodes.glob("*_0_*.h5"))
+    inputs, contact = Robots(Recipe(steps=1), modalities=("force", "proprio")).episode(file)
+    assert contact.tolist() == [1, 0, 1, 0, 1, 0]
+    assert [x.shape for x in inputs] == [(6, 32, 6), (6, 8)]
+    (_, joints), pose = Robots(
+        Recipe(steps=1), task="effector", modalities=("image", "proprio")
+    ).episode(file)
+    assert torch.equal(joints[1:, :4], pose[:-1])
+
+
+def test_the_vector_of_forces_reads_all_readings():
+    x = torch.randn(2, 32, 6, requires_grad=True)
+    out = Forces(5)(x)
+    assert out.shape == (2, 5)
+    out.sum().backward()
+    assert bool((x.grad != 0).all())
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, r"settings\.vision_touch"),
+        ({"folder": "nowhere"}, r"\.h5"),
+        ({"task": "pose"}, "task"),
+        ({"modalities": ("depth",)}, "modalities"),
+    ],
+)
+def test_missing_robots_are_told_before_work(given, named):
+    with pytest.raises(UserError, match=named):
+        Robots(Recipe(steps=1), **given).prepare()
+
+
+def test_reading_robots_names_the_extra_that_brings_h5py(tmp_path, monkeypatch):
+    for number in range(2):
+        (tmp_path / f"{number}.h5").touch()
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match=r"ritornello\[vision\]"):
+        Robots(Recipe(steps=1), folder=str(tmp_path)).prepare()
 
 
 def test_the_papers_encoders_yield_36_tokens_of_width_512():
