@@ -1,5 +1,7 @@
 """What supervised and preference training by trl share: settings, adapters, tokens, resuming."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +85,8 @@ class TrainingSettings:
             "data_seed": self.seed,
             "save_strategy": "steps" if self.save_steps else "no",
             "save_steps": self.save_steps or 500,
-            "logging_steps": 10,
+            # every checkpoint lies on a row of the log, whose means would lose steps otherwise
+            "logging_steps": math.gcd(10, self.save_steps),
             "report_to": "none",
             "disable_tqdm": True,
             "gradient_checkpointing": self.gradient_checkpointing,
@@ -180,20 +183,34 @@ def tokenize_completion(
     return ids
 
 
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint: a run killed while it wrote one leaves it without its state."""
+    found = folder.glob("checkpoint-*")
+    for path in sorted(found, key=lambda p: int(p.name.rpartition("-")[2]), reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text())  # what is written last
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        return path
+    return None
+
+
 def train(trainer: "Trainer", *, resume: bool = False) -> list[dict[str, float]]:
-    """Trains; with `resume`, from the newest checkpoint in the output folder if there is one.
+    """Trains; with `resume`, from the newest whole checkpoint in the output folder if there is one.
+
+    Weights and loss curve are those of an unbroken run. Only what counts since the resume differs:
+    trl's `num_tokens`, and `train_loss` and the times of the last row.
 
     Returns:
-        The log: one row every ten steps (loss terms; for preferences also margin and accuracy).
+        The log: one row every ten steps, or more often where checkpoints lie between (loss terms;
+        for preferences also margin and accuracy).
     """
     from transformers.trainer_callback import PrinterCallback
-    from transformers.trainer_utils import get_last_checkpoint
 
     trainer.remove_callback(PrinterCallback)
-    folder = trainer.args.output_dir
-    assert folder is not None
-    known = resume and Path(folder).is_dir()
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if known else None)
+    assert trainer.args.output_dir is not None
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir)) if resume else None
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     # the model's forward is its own again, without the autocast of the training
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer.state.log_history

@@ -184,6 +184,46 @@ def test_an_interrupted_run_ends_with_the_weights_of_an_unbroken_one(tokenizer, 
     assert any(not torch.equal(v, untrained[n]) for n, v in whole.state_dict().items())
 
 
+@pytest.mark.parametrize("stage", ["preferences", "completions"])
+def test_adapters_and_loss_curve_survive_a_kill_while_a_checkpoint_is_written(
+    tokenizer, tmp_path, stage
+):
+    def run(folder, *, kill=False):
+        from ritornello.common.training.preference_trainer import preference_trainer
+
+        plan = {"lora_rank": 2, "max_steps": 8, "save_steps": 2, "learning_rate": 1e-2}
+        if stage == "preferences":
+            build, rows, given = preference_trainer, TEXT_PAIRS, settings(**plan)
+            more = {"replay": REPLAY}
+        else:
+            build, rows, given, more = sft_trainer, REPLAY, SFTSettings(batch_size=2, **plan), {}
+        trainer = build(
+            small_model(), tokenizer, rows, given, output_dir=folder, use_cpu=True, **more
+        )
+        if kill:
+            # the weights of checkpoint-6 are there, its state is not
+            save = trainer._save_optimizer_and_scheduler
+
+            def die(where):
+                save(where)
+                if where.endswith("-6"):
+                    raise KeyboardInterrupt
+
+            trainer._save_optimizer_and_scheduler = die
+        log = train(trainer, resume=True)
+        rows = [{k: v for k, v in row.items() if k != "num_tokens"} for row in log[:-1]]
+        return trainer.model.state_dict(), rows
+
+    whole, curve = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", kill=True)
+    assert (tmp_path / "broken" / "checkpoint-6").is_dir()
+    resumed, again = run(tmp_path / "broken")
+    assert again == curve
+    assert [row["step"] for row in curve] == [2, 4, 6, 8]
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
 def test_gradient_accumulation_changes_nothing_but_rounding(tokenizer, tmp_path):
     """Without replay, whose rows are drawn per forward pass."""
     once, _ = trained(tokenizer, tmp_path / "a", replay_weight=0.0, max_steps=1)
