@@ -118,8 +118,9 @@ class FactorCLArm(Arm):
         """Encoders with projections and critics."""
         a = architecture
         return FactorCL(
-            a.encoders, a.dims, embed_dim=self.embed_dim, critic_hidden=self.critic_hidden
-        )
+            a.encoders, a.dims, embed_dim=self.embed_dim, critic_hidden=self.critic_hidden,
+            task_dim=n_classes if self.supervised else None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,6 @@ class FactorCLSupArm(FactorCLArm):
     """FactorCL-SUP: labels in place of the augmentation."""
 
     supervised = True
-
-    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
-        """Encoders with projections and critics that read the task."""
-        a = architecture
-        return FactorCL(
-            a.encoders, a.dims, embed_dim=self.embed_dim, critic_hidden=self.critic_hidden,
-            task_dim=n_classes,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -125,14 +125,9 @@ class Health(TensorTask):
         """Accuracy of the class, one sample a stay of the test set."""
         context.uses("im.pk", sha256_file(Path(self.file or "")))
         # the table gets noise alone, the signs lose hours too, each with a probability of a half
-        augment = Augmentations([_table_noise, SequenceAugmentation()])
+        augment = Augmentations([SequenceAugmentation().noisy, SequenceAugmentation()])
         model = self.train_on(
             arm, lambda: stay_architecture(self.width), self.splits["train"], augment, cell,
             context, 2 if self.task >= 0 else 6,
         )  # fmt: skip
         yield self.accuracy(model, self.splits["train"], self.splits["test"])
-
-
-def _table_noise(x: Tensor) -> Tensor:
-    """Noise for half of the rows: MultiBench's `noise` on vectors."""
-    return SequenceAugmentation().noisy(x.unsqueeze(1)).squeeze(1)

@@ -94,11 +94,11 @@ def _augmented_picture(x: Tensor) -> Tensor:
     return ImageAugmentation()(_in_unit(x))
 
 
-def _noisy(x: Tensor) -> Tensor:
-    return SequenceAugmentation().noisy(x.unsqueeze(1)).squeeze(1)
-
-
-_AUGMENT = {"image": _augmented_picture, "force": SequenceAugmentation(), "proprio": _noisy}
+_AUGMENT = {
+    "image": _augmented_picture,
+    "force": SequenceAugmentation(),
+    "proprio": SequenceAugmentation().noisy,
+}
 
 
 @dataclass

@@ -225,11 +225,11 @@ class SequenceAugmentation:
         rank = order.argsort(dim=1).argsort(dim=1)
         return rank >= (share * steps).long()[:, None]
 
-    def noisy(self, x: Float[Tensor, "batch steps features"]) -> Tensor:
+    def noisy(self, x: Float[Tensor, "batch *sizes"]) -> Tensor:
         """`noise` of the paper."""
         chosen = _uniform(len(x), 0, 1, x, self.generator) < self.noise_rate
         noise = torch.empty_like(x).normal_(std=self.noise or 1e-12, generator=self.generator)
-        return x + noise * chosen[:, None, None]
+        return x + noise * chosen.view(-1, *[1] * (x.ndim - 1))
 
     def __call__(
         self, x: Float[Tensor, "batch steps features"]

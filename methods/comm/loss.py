@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ritornello.methods.comm.gather import gather_batch
 
@@ -81,6 +82,7 @@ class _OwnLogSums(torch.autograd.Function):
         return sums
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         z, sums = ctx.saved_tensors
         sums = sums.masked_fill(sums.isneginf(), 0.0)  # a single sample: no share, not nan

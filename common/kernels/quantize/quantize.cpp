@@ -1,6 +1,7 @@
 // Channel maxima and their order, and smoothing + scaling + rounding of one token after another
-// while its row is in the first-level cache. Maxima are taken on bit patterns: magnitudes order like unsigned
-// integers, which vectorises, and NaN or infinity come out on top instead of being lost.
+// while its row is in the first-level cache. Maxima are taken on bit patterns: magnitudes order
+// like unsigned integers, which vectorises, and NaN or infinity come out on top instead of being
+// lost.
 #pragma GCC optimize("no-trapping-math", "no-signed-zeros")  // selects instead of branches
 #include <algorithm>
 #include <cmath>

@@ -28,6 +28,12 @@ WIDTHS = {"vision": 6, "audio": 3, "text": 4}
 
 
 @pytest.fixture
+def context(tmp_path):
+    (tmp_path / "artifacts").mkdir()
+    return CellContext(tmp_path / "scratch", tmp_path / "artifacts")
+
+
+@pytest.fixture
 def multibench(tmp_path):
     """A file as MultiBench's, with random numbers."""
     rng = np.random.default_rng(0)
@@ -43,7 +49,7 @@ def multibench(tmp_path):
 
 
 @pytest.mark.parametrize("arm", [CoMMArm(head_hidden=16, head_dim=8), CrossArm(embed_dim=8)])
-def test_multibench_trains_and_is_probed(multibench, tmp_path, arm):
+def test_multibench_trains_and_is_probed(multibench, context, arm):
     part = Affect(
         Recipe(steps=2, batch=6),
         {"costs": [1.0]},
@@ -53,8 +59,6 @@ def test_multibench_trains_and_is_probed(multibench, tmp_path, arm):
     )
     part.prepare()
     cell = Cell("affect", "arm", 0, {"dataset": "mosi"})
-    (tmp_path / "artifacts").mkdir()
-    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
     (measured,) = part.measure(arm, cell, context)
     assert measured.metric == "accuracy"
     assert len(measured.samples) == 12
@@ -69,12 +73,10 @@ def test_pickles_of_any_age_are_read(tmp_path, protocol):
     assert load_arrays(file)["train"]["id"].tolist() == ["a", "b"]
 
 
-def test_epochs_count_passes_through_the_set_in_hand(multibench, tmp_path, monkeypatch):
+def test_epochs_count_passes_through_the_set_in_hand(multibench, context, monkeypatch):
     part = Affect(Recipe(steps=1, batch=6), folder=str(multibench), datasets=("mosi",), epochs=3)
     seen = []
     monkeypatch.setattr(part, "train", lambda *args, steps, **more: seen.append(steps) or 1 / 0)
-    (tmp_path / "artifacts").mkdir()
-    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
     arm, cell = CrossArm(embed_dim=8), Cell("affect", "arm", 0, {"dataset": "mosi"})
     with pytest.raises(ZeroDivisionError):
         list(part.measure(arm, cell, context))
@@ -137,12 +139,10 @@ def mimic_file(folder, stays=40, **changed):
         (SupervisedArm(), -1),
     ],
 )
-def test_stays_train_and_are_probed(tmp_path, arm, task):
+def test_stays_train_and_are_probed(tmp_path, context, arm, task):
     part = Health(Recipe(steps=2, batch=8), {"costs": [1.0]}, file=mimic_file(tmp_path), task=task)
     part.width = 16
     part.prepare()
-    (tmp_path / "artifacts").mkdir()
-    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
     (measured,) = part.measure(arm, Cell("health", "arm", 0), context)
     assert len(measured.samples) == 4
     assert "im.pk" in context.inputs
@@ -197,7 +197,7 @@ def episodes(tmp_path):
         (FactorCLSupArm(embed_dim=8, critic_hidden=8), "effector", ("image", "force"), "error"),
     ],
 )
-def test_robots_train_and_are_probed(episodes, tmp_path, arm, task, modalities, metric):
+def test_robots_train_and_are_probed(episodes, context, arm, task, modalities, metric):
     part = Robots(
         Recipe(steps=1, batch=4),
         {"costs": [1.0]},
@@ -207,8 +207,6 @@ def test_robots_train_and_are_probed(episodes, tmp_path, arm, task, modalities, 
         width=16,
     )
     part.prepare()
-    (tmp_path / "artifacts").mkdir()
-    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
     (measured,) = part.measure(arm, Cell("robots", "arm", 0), context)
     assert measured.metric == metric
     assert len(measured.samples) == 6
@@ -313,7 +311,7 @@ def mmimdb(tmp_path):
     "arm",
     [CoMMArm(head_hidden=16, head_dim=8), CrossSelfArm(hidden=16, embed_dim=8), SupervisedArm()],
 )
-def test_films_train_and_are_probed(mmimdb, tmp_path, arm):
+def test_films_train_and_are_probed(mmimdb, context, arm):
     part = Movies(
         Recipe(steps=2, batch=4, warmup_steps=1),
         {"metric": "f1_weighted", "costs": [1.0]},
@@ -323,8 +321,6 @@ def test_films_train_and_are_probed(mmimdb, tmp_path, arm):
         tokens=8,
     )
     part.prepare()
-    (tmp_path / "artifacts").mkdir()
-    context = CellContext(tmp_path / "scratch", tmp_path / "artifacts")
     before = part.encoders[1].state_dict()["transformer.layer.0.ffn.lin1.weight"].clone()
     measured = list(part.measure(arm, Cell("movies", "arm", 0), context))
     assert [m.metric for m in measured] == ["f1_weighted", "f1_macro"]
