@@ -1,6 +1,7 @@
 """The quantiser in C++, built at first use: each token is read once and stays in the cache."""
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from ritornello.common.kernels.compiled import build_obstacle, load_library
 from ritornello.common.kernels.hadamard import cpu as hadamard
 
 _PACKAGE, _SOURCE = "ritornello.common.kernels.quantize", "quantize.cpp"
+_POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 # Starting a thread costs tens of microseconds: below this many values one is faster.
 _VALUES_PER_THREAD = 1 << 17
 
@@ -27,12 +29,18 @@ def sorted_channel_scale(
     keep = None if keep is None else keep.contiguous().to(torch.uint8)
     order = torch.empty(batch, channels, dtype=torch.long)
     group_scale = torch.empty(batch, -(-channels // group_size))
-    load_library(_PACKAGE, _SOURCE).sorted_channel_scale(
-        *_pointers(x, keep, order, group_scale),
-        *_sizes(batch, tokens, channels, group_size),
-        ctypes.c_int(normalize_tokens),
-        ctypes.c_float(smallest),
-        ctypes.c_int(_threads(tokens * channels)),
+    _library().sorted_channel_scale(
+        x.data_ptr(),
+        None if keep is None else keep.data_ptr(),
+        order.data_ptr(),
+        group_scale.data_ptr(),
+        batch,
+        tokens,
+        channels,
+        group_size,
+        normalize_tokens,
+        smallest,
+        _threads(tokens * channels),
     )
     return order, group_scale
 
@@ -46,12 +54,19 @@ def smooth_quantize(
     order, group_scale = order.contiguous(), group_scale.float().contiguous()
     q = torch.empty(batch, tokens, channels, dtype=torch.int8)
     row_scale = torch.empty(batch, tokens)
-    load_library(_PACKAGE, _SOURCE).smooth_quantize(
-        *_pointers(x, order, group_scale, q, row_scale),
-        *_sizes(batch, tokens, channels, group_size),
-        ctypes.c_int(levels),
-        ctypes.c_float(clip),
-        ctypes.c_int(_threads(tokens * channels)),
+    _library().smooth_quantize(
+        x.data_ptr(),
+        order.data_ptr(),
+        group_scale.data_ptr(),
+        q.data_ptr(),
+        row_scale.data_ptr(),
+        batch,
+        tokens,
+        channels,
+        group_size,
+        levels,
+        clip,
+        _threads(tokens * channels),
     )
     return q, row_scale
 
@@ -68,9 +83,10 @@ def _threads(values: int) -> int:
     return max(1, min(torch.get_num_threads(), values // _VALUES_PER_THREAD))
 
 
-def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
-
-
-def _sizes(*values: int) -> list[ctypes.c_int64]:
-    return [ctypes.c_int64(value) for value in values]
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = load_library(_PACKAGE, _SOURCE)
+    sizes = [_SIZE] * 4
+    library.sorted_channel_scale.argtypes = [*[_POINTER] * 4, *sizes, _INT, _FLOAT, _INT]
+    library.smooth_quantize.argtypes = [*[_POINTER] * 5, *sizes, _INT, _FLOAT, _INT]
+    return library

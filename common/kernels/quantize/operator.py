@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
+from ritornello.common.kernels.constant import constant_operator
 from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
 from ritornello.common.kernels.hadamard import hadamard_factors
 from ritornello.common.kernels.quantize import cpu, reference
@@ -150,7 +151,7 @@ def _implementation(operator: str, backend: str | None, device: torch.device) ->
     return cpu if chosen == "cpu" else reference
 
 
-@torch.library.custom_op("ritornello::sorted_channel_scale", mutates_args=())
+@constant_operator("sorted_channel_scale")
 def _sorted_channel_scale(
     x: Tensor,
     keep: Tensor | None,
@@ -163,7 +164,7 @@ def _sorted_channel_scale(
     return chosen.sorted_channel_scale(x, keep, group_size, normalize_tokens, smallest)
 
 
-@_sorted_channel_scale.register_fake
+@torch.library.register_fake("ritornello::sorted_channel_scale")
 def _(x, keep, group_size, normalize_tokens, smallest, backend):
     batch, _, channels = x.shape
     groups = -(-channels // group_size)
@@ -173,7 +174,7 @@ def _(x, keep, group_size, normalize_tokens, smallest, backend):
     )
 
 
-@torch.library.custom_op("ritornello::smooth_quantize", mutates_args=())
+@constant_operator("smooth_quantize")
 def _smooth_quantize(
     x: Tensor,
     order: Tensor,
@@ -187,7 +188,7 @@ def _smooth_quantize(
     return chosen.smooth_quantize(x, order, group_scale, group_size, levels, clip)
 
 
-@torch.library.custom_op("ritornello::rotate_smooth_quantize", mutates_args=())
+@constant_operator("rotate_smooth_quantize")
 def _rotate_smooth_quantize(
     x: Tensor,
     order: Tensor,
@@ -201,7 +202,7 @@ def _rotate_smooth_quantize(
     return chosen.rotate_smooth_quantize(x, order, group_scale, group_size, levels, clip)
 
 
-@_rotate_smooth_quantize.register_fake
-@_smooth_quantize.register_fake
+@torch.library.register_fake("ritornello::rotate_smooth_quantize")
+@torch.library.register_fake("ritornello::smooth_quantize")
 def _(x, order, group_scale, group_size, levels, clip, backend):
     return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:2], dtype=torch.float32)

@@ -44,14 +44,17 @@ uint32_t smoothed_maximum(const float* __restrict x, const float* __restrict fac
 
 // Rounds a smoothed row. Levels lie within +-2^22, so the float's own rounding gives the nearest,
 // ties to even, and leaves it in the lowest byte of its bits.
-void round_row(const float* __restrict x, const float* __restrict factor, float step, int levels,
+template <bool kClamp>
+void round_row(const float* __restrict x, const float* __restrict factor, float inverse, int levels,
                uint8_t* __restrict q, int64_t n) {
-  const float inverse = 1.0f / step, magic = 12582912.0f;
+  const float magic = 12582912.0f;
   const float lowest = magic - levels - 1.0f, highest = magic + levels;
   for (int64_t i = 0; i < n; ++i) {
     float level = x[i] * factor[i] * inverse + magic;
-    level = level < lowest ? lowest : level;
-    level = level > highest ? highest : level;
+    if (kClamp) {
+      level = level < lowest ? lowest : level;
+      level = level > highest ? highest : level;
+    }
     uint32_t bits;
     std::memcpy(&bits, &level, 4);
     q[i] = static_cast<uint8_t>(bits);
@@ -67,20 +70,17 @@ void interleave(const uint8_t* __restrict rows, uint64_t* __restrict words, int6
     for (int64_t r = 0; r < kRows; ++r) bytes[kRows * i + r] = rows[r * n + i];
 }
 
-template <class Wide, class Half>
-void halve(const Wide* __restrict words, Half* __restrict low, Half* __restrict high, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    low[i] = static_cast<Half>(words[i]);
-    high[i] = static_cast<Half>(words[i] >> (4 * sizeof(Wide)));
-  }
+// Four rows of bytes, one after the other, out of one word a channel.
+void separate(const uint32_t* __restrict words, uint8_t* __restrict rows, int64_t n) {
+  for (int r = 0; r < 4; ++r)
+    for (int64_t i = 0; i < n; ++i) rows[r * n + i] = static_cast<uint8_t>(words[i] >> (8 * r));
 }
 
 // Sorts the channels of rounded rows. Eight rows go at once: the random reads are an eighth.
 class ChannelSorter {
  public:
   ChannelSorter(const int64_t* order, int64_t channels)
-      : order_(order), n_(channels), words_(channels), halves_(2 * channels),
-        quarters_(4 * channels) {}
+      : order_(order), n_(channels), words_(channels), halves_(2 * channels) {}
 
   void eight_rows(const uint8_t* rows, uint8_t* q) {
     const int64_t n = n_;
@@ -92,11 +92,8 @@ class ChannelSorter {
       low[i] = static_cast<uint32_t>(word);
       high[i] = static_cast<uint32_t>(word >> 32);
     }
-    uint16_t* quarter = quarters_.data();
-    for (int64_t i = 0; i < 2; ++i)
-      halve(low + i * n, quarter + 2 * i * n, quarter + (2 * i + 1) * n, n);
-    for (int64_t i = 0; i < 4; ++i)
-      halve(quarter + i * n, q + 2 * i * n, q + (2 * i + 1) * n, n);
+    separate(low, q, n);
+    separate(high, q + 4 * n, n);
   }
 
   void one_row(const uint8_t* __restrict row, uint8_t* __restrict q) const {
@@ -108,7 +105,6 @@ class ChannelSorter {
   int64_t n_;
   std::vector<uint64_t> words_;
   std::vector<uint32_t> halves_;
-  std::vector<uint16_t> quarters_;
 };
 
 // Raises `best` to the magnitudes of a row, or of a row over its own largest one.
@@ -201,7 +197,11 @@ void smooth_quantize(const float* x, const int64_t* order, const float* group_sc
           float step = value_of(smoothed_maximum(row, factor.data(), channels)) * clip / levels;
           if (step == 0.0f) step = 1.0f;
           row_scale[t + r] = step;
-          round_row(row, factor.data(), step, levels, &rounded[r * channels], channels);
+          // Where the largest value is represented nothing has to be clamped: half the time.
+          const float inverse = 1.0f / step;
+          const bool represented = clip >= 1.0f && std::isfinite(inverse);
+          (represented ? round_row<false> : round_row<true>)(row, factor.data(), inverse, levels,
+                                                             &rounded[r * channels], channels);
         }
         if (rows == kRows) {
           sorter.eight_rows(rounded.data(), q + t * channels);
