@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ritornello.common.finite import all_finite
 from ritornello.methods.probe_pruning import scores
 from ritornello.methods.probe_pruning.architecture import take_apart
 from ritornello.methods.probe_pruning.baselines import flap_head_cost, flap_layer_ratios
@@ -315,7 +316,7 @@ class PrunedModel(nn.Module):
     def _silence_pads(self, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Zeroes what enters the first layer at pads, and refuses what is not finite."""
         hidden, *rest = args
-        if not torch.isfinite(hidden).all():
+        if not all_finite(hidden):
             raise ValueError("the embedded input must be finite, got NaN or infinity")
         present = self.session.present
         if present is not None and not self.session.decoding:

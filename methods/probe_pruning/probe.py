@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ritornello.common.finite import all_finite
 from ritornello.methods.probe_pruning.config import Axis, check_probe
 from ritornello.methods.probe_pruning.selection import keep_highest
 
@@ -43,7 +44,7 @@ def select_probe(
         )
     if not hidden.numel():
         raise ValueError(f"hidden must not be empty, got shape {tuple(hidden.shape)}")
-    if not torch.isfinite(residual).all():
+    if not all_finite(residual):
         raise ValueError("residual must be finite, got NaN or infinity")
     samples, tokens = probe_positions(residual, ratios, order)
     return hidden[samples[:, None], tokens], samples, tokens

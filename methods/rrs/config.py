@@ -6,6 +6,8 @@ from typing import Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
+from ritornello.common.finite import all_finite
+
 
 @dataclass(frozen=True)
 class RRSConfig:
@@ -110,7 +112,7 @@ class RRSConfig:
 
 def check_finite(name: str, values: Tensor) -> None:
     """Raises ValueError where a value is NaN or infinite; compiled graphs are not checked."""
-    if not torch.compiler.is_compiling() and not values.isfinite().all():
+    if not torch.compiler.is_compiling() and not all_finite(values):
         raise ValueError(f"{name} must be finite, got NaN or infinity")
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ritornello.common.kernels.block_gemm import cpu, reference
 from ritornello.common.kernels.block_gemm.packing import unpack_int4
+from ritornello.common.kernels.constant import constant_operator
 from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
 
 
@@ -67,7 +68,7 @@ def block_scaled_matmul(
     return _operator(q, weight, order, group_scale, row_scale, weight_scale, group_size, backend)
 
 
-@torch.library.custom_op("ritornello::block_scaled_matmul", mutates_args=())
+@constant_operator("block_scaled_matmul")
 def _operator(
     q: Tensor,
     weight: Tensor,
@@ -99,6 +100,6 @@ def _block_obstacle(group_size: int, channels: int) -> str | None:
     return f"its blocks are multiples of 32 channels, group_size is {group_size}"
 
 
-@_operator.register_fake
+@torch.library.register_fake("ritornello::block_scaled_matmul")
 def _(q, weight, order, group_scale, row_scale, weight_scale, group_size, backend):
     return q.new_empty(*q.shape[:2], len(weight), dtype=torch.float32)
