@@ -112,7 +112,8 @@ def uniform(seed: int) -> Policy:
     """As many options as are right, drawn uniformly; from the seed and the sample's id alone."""
 
     def pick(sample: Sample) -> Sequence[int]:
-        drawn = _rng(seed, sample).choice(len(sample.choices), len(sample.gold), replace=False)
+        rng = keyed_generator(seed, sample.id)
+        drawn = rng.choice(len(sample.choices), len(sample.gold), replace=False)
         return sorted(drawn.tolist())
 
     return pick
@@ -120,14 +121,14 @@ def uniform(seed: int) -> Policy:
 
 def uniform_single(seed: int) -> Policy:
     """One option, drawn uniformly."""
-    return lambda sample: (int(_rng(seed, sample).integers(len(sample.choices))),)
+    return lambda sample: (int(keyed_generator(seed, sample.id).integers(len(sample.choices))),)
 
 
 def uniform_subset(seed: int) -> Policy:
     """A set of options, drawn uniformly from the non-empty ones."""
 
     def pick(sample: Sample) -> Sequence[int]:
-        bits = int(_rng(seed, sample).integers(1, 2 ** len(sample.choices)))
+        bits = int(keyed_generator(seed, sample.id).integers(1, 2 ** len(sample.choices)))
         return [index for index in range(len(sample.choices)) if bits >> index & 1]
 
     return pick
@@ -156,10 +157,11 @@ def rambling(number: int) -> Write:
     return write
 
 
+def keyed_generator(seed: int, key: object) -> np.random.Generator:
+    """Random numbers of one question: they depend on no other, nor on the order of asking."""
+    digest = hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest))
+
+
 def _key(prompt: Prompt) -> str:
     return hashlib.blake2b(repr(prompt.content()).encode(), digest_size=16).hexdigest()
-
-
-def _rng(seed: int, sample: Sample) -> np.random.Generator:
-    digest = hashlib.blake2b(f"{seed}/{sample.id}".encode(), digest_size=8).digest()
-    return np.random.default_rng(int.from_bytes(digest))

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +13,7 @@ from ritornello.common.chat.protocol import ErrorBudgetExceeded
 from ritornello.common.evaluation.permutation import read_answer, read_score
 from ritornello.common.evaluation.sample import Record
 from ritornello.common.runs.experiment import Measurement
+from ritornello.common.runs.store import write_atomically
 from ritornello.common.statistics.evaluation import cluster_bootstrap, macro_mean
 
 MAX_ERROR_SHARE = 0.02
@@ -128,15 +127,14 @@ def measurements(
 def write_report(rows: Sequence[ReportRow], folder: str | Path, name: str = "report") -> Path:
     """Writes JSON, CSV and Markdown, each whole or not at all; returns the Markdown's path."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     names = [field.name for field in fields(ReportRow)]
     table = io.StringIO()
     writer = csv.DictWriter(table, names)
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
-    _replace(folder / f"{name}.csv", table.getvalue())
-    _replace(folder / f"{name}.json", json.dumps([asdict(row) for row in rows], indent=1))
-    _replace(folder / f"{name}.md", markdown(rows))
+    write_atomically(folder / f"{name}.csv", table.getvalue())
+    write_atomically(folder / f"{name}.json", json.dumps([asdict(row) for row in rows], indent=1))
+    write_atomically(folder / f"{name}.md", markdown(rows))
     return folder / f"{name}.md"
 
 
@@ -220,11 +218,3 @@ def _macro(rows: Sequence[ReportRow], nodes: Sequence[Sequence[Record]]) -> Repo
     whole = asdict(rows[0]) | {"node": "macro", "weighting": "macro", "chance": None}
     whole |= {"ours": mean, "low": mean - 1.96 * error, "high": mean + 1.96 * error}
     return ReportRow(**whole | {"official": official, "published": None, "source": ""})
-
-
-def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=path.suffix, delete=False, encoding="utf-8"
-    ) as file:
-        file.write(text)
-    os.replace(file.name, path)

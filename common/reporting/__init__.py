@@ -2,7 +2,7 @@
 
 from ritornello.common.reporting.card import Card, Check, Claim, load_card
 from ritornello.common.reporting.claims import Verdict, judge
-from ritornello.common.reporting.figures import Figure, new_figure
+from ritornello.common.reporting.figures import Figure, hide_ticks, new_figure
 from ritornello.common.reporting.results import Results
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Figure",
     "Results",
     "Verdict",
+    "hide_ticks",
     "judge",
     "load_card",
     "new_figure",

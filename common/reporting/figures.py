@@ -31,6 +31,14 @@ class Figure:
     figure: "MatplotlibFigure"
 
 
+def hide_ticks(panels: Any) -> None:
+    """Leaves an array of axes without ticks and grid, as pictures are shown."""
+    for axes in panels.flat:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.grid(False)
+
+
 def new_figure(
     rows: int = 1, columns: int = 1, *, width: float = 6.0, height: float = 3.6, **subplots: Any
 ) -> tuple["MatplotlibFigure", Any]:

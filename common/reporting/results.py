@@ -49,9 +49,9 @@ class Results:
 
     def select(
         self,
-        part: str | None = None,
-        metric: str | None = None,
-        arm: str | None = None,
+        part: str | Sequence[str] | None = None,
+        metric: str | Sequence[str] | None = None,
+        arm: str | Sequence[str] | None = None,
         **coordinates: Any,
     ) -> pd.DataFrame:
         """Rows with the given part, metric, arm and coordinates (a value or a list of values)."""

@@ -1,29 +1,16 @@
-"""Where a run is shown beside its own folder: nowhere, or in Weights & Biases."""
+"""Where a run is shown beside its own folder: in Weights & Biases."""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ritornello.common.errors import UserError
 from ritornello.common.reporting.page import Report
 from ritornello.common.runs.experiment import Cell
 
 _PATIENCE = 60  # seconds
-
-
-class Tracker(Protocol):
-    """Receives a finished report. A run that is resumed is sent again under the same id."""
-
-    def send(self, report: Report, run_id: str, directory: Path) -> None: ...
-
-
-class NoTracker:
-    """The default: the run directory is the record."""
-
-    def send(self, report: Report, run_id: str, directory: Path) -> None:
-        pass
 
 
 class WandbTracker:
@@ -46,6 +33,11 @@ class WandbTracker:
         self.mode, self.project, self.entity = mode, project, entity
 
     def send(self, report: Report, run_id: str, directory: Path) -> None:
+        """Sends a finished report; a run that is resumed is sent again under the same id.
+
+        Raises:
+            UserError: online without a key.
+        """
         import wandb
 
         if self.mode == "online" and not wandb.api.api_key:

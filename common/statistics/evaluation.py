@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ritornello.common.statistics.intervals import Interval, tails
-
-_CHUNK = 4_000_000  # resampled values held at once
+from ritornello.common.statistics.intervals import CHUNK, Interval, tails
 
 
 def standard_error(scores: ArrayLike) -> float:
@@ -31,12 +29,16 @@ def clustered_standard_error(scores: ArrayLike, clusters: Sequence[object]) -> f
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval:
     """Wilson's interval of a share; at its best where shares are near 0 or 1 or n is small."""
-    from scipy import stats
+    from scipy import special
 
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"successes must be in [0, n] and n >= 1, got {successes} and {n}")
-    found = stats.binomtest(successes, n).proportion_ci(level, method="wilson")
-    return Interval(successes / n, float(found.low), float(found.high))
+    z2 = float(special.ndtri(tails(level)[1])) ** 2
+    share = successes / n
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    spread = share * (1 - share) / n + z2 / (4 * n**2)
+    half = z2**0.5 / (1 + z2 / n) * spread**0.5
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def mcnemar_p(a: ArrayLike, b: ArrayLike) -> float:
@@ -115,7 +117,7 @@ def _resampled_means(
     total, (sums, sizes) = int(counts.sum()), kinds
     few = len(counts) * 4 <= total
     means = []
-    step = max(1, _CHUNK // (len(counts) if few else total))
+    step = max(1, CHUNK // (len(counts) if few else total))
     places = np.repeat(np.arange(len(counts)), counts)
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_CHUNK = 4_000_000  # resampled values held at once
+CHUNK = 4_000_000  # resampled values held at once
 
 
 class Interval(NamedTuple):
@@ -49,7 +49,7 @@ def tails(level: float) -> tuple[float, float]:
 def bootstrap_indices(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Rows of indices drawn with replacement, (chunk, n) at a time, `resamples` rows in all."""
     rng = np.random.default_rng(seed)
-    step = max(1, _CHUNK // max(n, 1))
+    step = max(1, CHUNK // max(n, 1))
     for start in range(0, resamples, step):
         yield rng.integers(n, size=(min(step, resamples - start), n))
 

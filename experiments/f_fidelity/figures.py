@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ritornello.common.reporting import Figure, Results, new_figure
+from ritornello.common.reporting import Figure, Results, hide_ticks, new_figure
 from ritornello.methods.f_fidelity.agreement import BEST_SIGN, PAIRS, places
 
 METRICS = {
@@ -86,7 +86,7 @@ def _maps(results: Results, part: str) -> Iterator[Figure]:
             panels[row][column + 1].imshow(scores, cmap="inferno")
             panels[0][column + 1].set_title(f"noise {_NOISE[::2][column]:g}", fontsize=9)
     panels[0][0].set_title("input", fontsize=9)
-    _bare(panels)
+    hide_ticks(panels)
     yield Figure(
         f"maps_{part}",
         f"{part}: inputs, the explanation of {METRICS[arm]}'s judge, and degraded copies of it.",
@@ -226,7 +226,7 @@ def _photos(results: Results) -> Iterator[Figure]:
             axes.imshow(_picture(image).mean(-1), cmap="gray", alpha=0.6)
             axes.imshow(scores, cmap="inferno", alpha=0.7, vmax=np.quantile(scores, 0.99))
             panels[0][column + 1].set_title(f"{explainer}\nMoRF {areas[explainer]:.2f}", fontsize=9)
-    _bare(panels)
+    hide_ticks(panels)
     caption = (
         "Photographs and explanations of EfficientNet-Lite0's answer; above, the mean probability "
         "of the answer while the most relevant pixels go (F-Fidelity; lower is better)."
@@ -238,10 +238,3 @@ def _picture(image: np.ndarray) -> np.ndarray:
     low, high = image.min(), image.max()
     scaled = (image - low) / max(high - low, 1e-9)
     return scaled[0] if len(scaled) == 1 else scaled.transpose(1, 2, 0)
-
-
-def _bare(panels) -> None:
-    for axes in panels.flat:
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.grid(False)

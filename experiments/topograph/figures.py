@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ritornello.common.reporting import Figure, Results, new_figure
+from ritornello.common.reporting import Figure, Results, hide_ticks, new_figure
 from ritornello.methods.topograph import betti_errors, critical_regions, diu
 
 NAMES = {
@@ -70,20 +70,13 @@ def _error_maps(results: Results, rows: int = 4) -> Iterator[Figure]:
             axes[row, 2 + column].set_xlabel(f"ξ = {error}", fontsize=8)
     for axis, title in zip(axes[0], ["image", "label", *(NAMES[a] for a in arms)], strict=True):
         axis.set_title(title, fontsize=9)
-    _bare(axes)
+    hide_ticks(axes)
     caption = (
         "Test images with much foreground. White: right foreground; orange: false positive; blue: "
         "false negative; red: critical regions, which change the topology; ξ of each prediction "
         "below."
     )
     yield Figure("error_maps", caption, figure)
-
-
-def _bare(axes: np.ndarray) -> None:
-    for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.grid(False)
 
 
 def _trade_off(results: Results) -> Iterator[Figure]:
@@ -211,7 +204,7 @@ def _same_betti_numbers() -> Figure:
             f"matching {int(errors.matching)}, ξ = {int(strict.total)}",
             fontsize=9,
         )
-    _bare(axes)
+    hide_ticks(axes)
     caption = (
         "Betti numbers do not see where a feature lies: both predictions have those of the label. "
         "A small shift is no error for ξ; features elsewhere are."

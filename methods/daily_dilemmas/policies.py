@@ -1,15 +1,12 @@
 """Agents of known preferences: what the analyses must find, exactly."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ritornello.common.chat import ScriptedClient
 from ritornello.common.evaluation import Sample
-from ritornello.common.evaluation.baselines import Policy, scripted
+from ritornello.common.evaluation.baselines import Policy, keyed_generator, scripted
 from ritornello.methods.daily_dilemmas.dilemmas import Action, Dilemma, Kind
 from ritornello.methods.daily_dilemmas.principles import Principle, Weights
 from ritornello.methods.daily_dilemmas.prompts import LABELS
@@ -47,8 +44,7 @@ class ValueAgent:
             over = (act - refrain) / self.temperature if self.temperature else math.inf
             probability = 1 / (1 + math.exp(-abs(over)))
             probability = probability if act > refrain else 1 - probability
-        digest = hashlib.blake2b(f"{self.seed}/{dilemma.idx}".encode(), digest_size=8).digest()
-        draw = np.random.default_rng(int.from_bytes(digest)).random()
+        draw = keyed_generator(self.seed, dilemma.idx).random()
         return "to_do" if draw < probability else "not_to_do"
 
 

@@ -1,7 +1,6 @@
 """Generated dilemmas: 17 topics x 6 roles x 4 situations, with values drawn from the 301."""
 
 import json
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -85,11 +84,6 @@ def make_synthetic_dilemmas(
         situation = pattern.situation.replace("{circumstance}", circumstance)
         dilemmas.append(Dilemma(place + 1, situation, actions, pattern.topic))
     return dilemmas
-
-
-def named_values(text: str, table: ValueTable) -> list[str]:
-    """The values whose names occur in a text as whole words."""
-    return [v for v in table if re.search(rf"\b{re.escape(v)}\b", text, re.IGNORECASE)]
 
 
 def _draw_values(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ritornello.common.chat import ScriptedClient
 from ritornello.common.evaluation import Sample, Task
-from ritornello.common.evaluation.baselines import Policy, Write, scripted
+from ritornello.common.evaluation.baselines import Policy, Write, keyed_generator, scripted
 from ritornello.methods.k_halu.binary_list import binary
 from ritornello.methods.k_halu.metrics import OPTIONS
 
@@ -84,12 +84,7 @@ def noisy(known: float, seed: int) -> Policy:
         raise ValueError(f"known must be in [0, 1], got {known}")
 
     def pick(sample: Sample) -> Sequence[int]:
-        import hashlib
-
-        import numpy as np
-
-        digest = hashlib.blake2b(f"{seed}/{sample.id}".encode(), digest_size=8).digest()
-        errs = np.random.default_rng(int.from_bytes(digest)).random(OPTIONS) >= known
+        errs = keyed_generator(seed, sample.id).random(OPTIONS) >= known
         return [index for index in range(OPTIONS) if (index in sample.gold) != errs[index]]
 
     return pick

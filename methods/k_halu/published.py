@@ -1,4 +1,9 @@
-"""The published per-item results of three API models, as counts, with what is wrong with them."""
+"""The published per-item results of three API models, as counts.
+
+The file of GPT-4-turbo equals that of GPT-3.5 in every cell. Published accuracy rises with the
+number of right answers, as one pick does that counts when it hits any of them, and as matching
+whole sets cannot: the figures are not comparable with set matches. The scorer was not released.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +13,6 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-WARNINGS: tuple[str, ...] = (
-    "The published file of GPT-4-turbo equals that of GPT-3.5 in every cell: do not quote it.",
-    "Published accuracy rises with the number of right answers. Matching whole sets cannot do "
-    "that; one pick that counts when it hits any right answer does. The scorer was not released: "
-    "these figures are not comparable with set matches.",
-)
 _GOLD_BY_CELL = {"p60": 1, "p30": 2, "p10": 3}
 _POLARITY_BY_CELL = {"h": "hallucinated", "t": "faithful"}
 

@@ -27,13 +27,6 @@ from ritornello.methods.k_halu.lexicon import (
 from ritornello.methods.k_halu.metrics import OPTIONS
 
 Corruption = Literal["number_shift", "entity_swap", "negation", "relation_reversal", "unsupported"]
-CORRUPTIONS: tuple[Corruption, ...] = (
-    "number_shift",
-    "entity_swap",
-    "negation",
-    "relation_reversal",
-    "unsupported",
-)
 MAX_SYLLABLES = 120
 _SHARES = (0.6, 0.3)
 _NUMBERS = {"staff": (20, 900), "visitors": (1000, 90000), "rooms": (10, 200)}

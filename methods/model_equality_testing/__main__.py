@@ -14,10 +14,8 @@ from ritornello.methods.model_equality_testing.audit import (
     estimate_cost,
 )
 from ritornello.methods.model_equality_testing.records import read_samples
-from ritornello.methods.model_equality_testing.statistics import Statistic
+from ritornello.methods.model_equality_testing.statistics import KERNELS, Statistic
 from ritornello.methods.model_equality_testing.two_sample import check_level, two_sample_test
-
-_KERNELS = ("hamming", "spectrum", "all_substrings", "one_hot")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--max-price", type=float)
     audit.add_argument("--estimate", action="store_true", help="say what it costs and ask nothing")
     for command in (test, audit):
-        command.add_argument("--kernel", choices=_KERNELS, default="hamming")
+        command.add_argument("--kernel", choices=list(KERNELS), default="hamming")
         command.add_argument("--permutations", type=int, default=1000)
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--length", type=int, help="characters compared (at most 1000)")
@@ -78,7 +76,7 @@ def _test(options: argparse.Namespace) -> int:
     result = two_sample_test(
         first,
         second,
-        f"mmd_{options.kernel}",  # type: ignore[arg-type]
+        KERNELS[options.kernel],
         n_resamples=options.permutations,
         seed=options.seed,
         stratified=options.stratified,
@@ -100,7 +98,7 @@ def _audit(options: argparse.Namespace) -> int:
         alpha=options.alpha,
         max_tokens=options.max_tokens,
         length=options.length or 1000,
-        statistic=Statistic(f"mmd_{options.kernel}"),  # type: ignore[arg-type]
+        statistic=Statistic(KERNELS[options.kernel]),
         n_resamples=options.permutations,
         seed=options.seed,
     )

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ritornello.common.chat import (
     AnswerStore,
@@ -12,6 +12,7 @@ from ritornello.common.chat import (
     ChatClient,
     Completion,
     GenerationParams,
+    Prompt,
     PromptLike,
     as_prompt,
     replicates,
@@ -22,7 +23,11 @@ from ritornello.methods.model_equality_testing.sample import (
     encode_unicode,
 )
 from ritornello.methods.model_equality_testing.statistics import Statistic
-from ritornello.methods.model_equality_testing.two_sample import check_level, composite_test
+from ritornello.methods.model_equality_testing.two_sample import (
+    TestResult,
+    check_level,
+    composite_test,
+)
 
 Tokenize = Callable[[str], Sequence[int]]
 _CHARACTERS_PER_TOKEN = 4
@@ -220,31 +225,15 @@ def audit_endpoint(
         else {"reference": reference_client}
     )  # fmt: skip
     completions = _ask(client, asked, n_per_prompt, settings, name, cache, endpoint=True)
-    served = _samples(completions, n_per_prompt, settings, tokenizer)
-    nulls = {
-        key: _samples(
-            _ask(reference, asked, n_per_prompt, settings, f"reference-{key}", cache),
-            n_per_prompt,
-            settings,
-            tokenizer,
-        )
+    drawn = {
+        key: _ask(reference, asked, n_per_prompt, settings, f"reference-{key}", cache)
         for key, reference in references.items()
     }
-    rejected = []
-    results: dict[str, list] = {key: [] for key in nulls}
-    for repeat in range(settings.repeats):
-        fell, single = composite_test(
-            served[repeat],
-            {key: samples[repeat] for key, samples in nulls.items()},
-            settings.alpha,
-            statistic=settings.statistic,
-            n_resamples=settings.n_resamples,
-            stratified=settings.stratified,
-            seed=settings.seed + repeat,
-        )
-        rejected.append(fell)
-        for key, result in single.items():
-            results[key].append(result)
+    rejected, results = _tested(
+        _samples(completions, n_per_prompt, settings, tokenizer),
+        {key: _samples(of, n_per_prompt, settings, tokenizer) for key, of in drawn.items()},
+        settings,
+    )
     rate = sum(rejected) / len(rejected)
     everything = [c for of_prompt in completions for c in of_prompt]
     prompt_tokens = sum(c.usage.prompt_tokens for c in everything)
@@ -271,7 +260,7 @@ def audit_endpoint(
 
 def _ask(
     client: ChatClient,
-    prompts: Sequence[Any],
+    prompts: Sequence[Prompt],
     n_per_prompt: int,
     settings: AuditSettings,
     name: str,
@@ -280,7 +269,7 @@ def _ask(
     endpoint: bool = False,
 ) -> list[list[Completion]]:
     """All repeats' completions of every prompt."""
-    store, asker = None, cast(Any, client)
+    store, asker = None, client
     if cache is not None:
         # one file for each who answers: cache keys do not say where a server is
         digest = hashlib.sha256(f"{endpoint}\0{name}\0{client.model_id}".encode()).hexdigest()
@@ -314,6 +303,30 @@ def _samples(
             codes = encode_tokens([tokenizer(text) for text in texts], settings.length)
         samples.append(CompletionSample([i for i, _ in pairs], codes, len(completions)))
     return samples
+
+
+def _tested(
+    served: Sequence[CompletionSample],
+    nulls: Mapping[str, Sequence[CompletionSample]],
+    settings: AuditSettings,
+) -> tuple[list[bool], dict[str, list[TestResult]]]:
+    """By repeat: whether every reference was rejected, and the single tests of each."""
+    rejected: list[bool] = []
+    results: dict[str, list[TestResult]] = {key: [] for key in nulls}
+    for repeat, sample in enumerate(served):
+        fell, single = composite_test(
+            sample,
+            {key: samples[repeat] for key, samples in nulls.items()},
+            settings.alpha,
+            statistic=settings.statistic,
+            n_resamples=settings.n_resamples,
+            stratified=settings.stratified,
+            seed=settings.seed + repeat,
+        )
+        rejected.append(fell)
+        for key, result in single.items():
+            results[key].append(result)
+    return rejected, results
 
 
 def _price(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ritornello.common.statistics.evaluation import wilson_interval
 from ritornello.methods.model_equality_testing.sample import CompletionSample
 from ritornello.methods.model_equality_testing.statistics import (
     Kind,
@@ -120,20 +121,7 @@ def estimate_power(
         slack = statistic.slack(len(first) // 2, len(first) // 2)
         found.append(p_values(values[:, 0], values[:, 1:], slack=slack, plus_one=plus_one).cpu())
     p = torch.cat(found)
-    hits = int((p <= alpha).sum())
-    return PowerEstimate(hits / len(p), *wilson_interval(hits, len(p)), p, alpha)
-
-
-def wilson_interval(hits: int, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion."""
-    if not 0 <= hits <= trials or trials < 1:
-        raise ValueError(f"hits must be in [0, trials] with trials >= 1, got {hits} of {trials}")
-    z2 = float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64))) ** 2
-    share = hits / trials
-    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    spread = share * (1 - share) / trials + z2 / (4 * trials**2)
-    half = z2**0.5 / (1 + z2 / trials) * spread**0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return PowerEstimate(*wilson_interval(int((p <= alpha).sum()), len(p)), p, alpha)
 
 
 @dataclass(frozen=True)

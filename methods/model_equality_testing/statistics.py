@@ -15,12 +15,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ritornello.methods.model_equality_testing import kernels
-from ritornello.methods.model_equality_testing.baselines import count_statistics
+from ritornello.methods.model_equality_testing.baselines import CountKind, count_statistics
 from ritornello.methods.model_equality_testing.sample import CompletionSample, check_comparable
 
 Kind = Literal[
     "mmd_hamming", "mmd_spectrum", "mmd_all_substrings", "mmd_one_hot", "l1", "l2", "chi_squared"
 ]
+# What the kernels of completions are called, and their statistics.
+KERNELS: Mapping[str, Kind] = {
+    "hamming": "mmd_hamming",
+    "spectrum": "mmd_spectrum",
+    "all_substrings": "mmd_all_substrings",
+    "one_hot": "mmd_one_hot",
+}
 # Statistics of splits that are equal on paper differ by rounding, and ties are many.
 TIE_SLACK = 1e-12
 
@@ -87,9 +94,9 @@ class Statistic:
     def pooled(self, codes: Sequence[Int[Tensor, "S b L"]], pad: int) -> "PooledStatistic":
         """Prepares the pooled rows of each prompt; see `PooledStatistic` and `check_codes`."""
         self.check_codes(codes, pad)
-        if self.is_mmd:
-            return PooledMMD([self.kernel(c, pad) for c in codes], self.normalisation)
-        return PooledCounts([kernels.completion_ids(c) for c in codes], self.kind)
+        if self.kind in ("l1", "l2", "chi_squared"):
+            return PooledCounts([kernels.completion_ids(c) for c in codes], self.kind)
+        return PooledMMD([self.kernel(c, pad) for c in codes], self.normalisation)
 
     def slack(self, n1: int, n2: int) -> float:
         """By how much statistics that are equal on paper may differ by rounding."""
@@ -164,17 +171,17 @@ class PooledMMD:
 class PooledCounts:
     """Distances of counts from a number per distinct (prompt, completion) row."""
 
-    def __init__(self, ids: Sequence[Int[Tensor, "S b"]], kind: Kind) -> None:
+    def __init__(self, ids: Sequence[Int[Tensor, "S b"]], kind: CountKind) -> None:
         starts = torch.tensor([0, *(part.shape[1] for part in ids)]).cumsum(0)
         # ids of a prompt are brought to [0, b), so that those of all prompts lie in [0, n)
         self.ids = torch.cat(
             [_dense_rows(part) + start for part, start in zip(ids, starts.tolist(), strict=False)],
             dim=1,
         )
-        self._kind = kind
+        self._kind: CountKind = kind
 
     def __call__(self, labels: Bool[Tensor, "S R n"]) -> Float[Tensor, "S R"]:
-        return count_statistics(self.ids, labels, self._kind)  # type: ignore[arg-type]
+        return count_statistics(self.ids, labels, self._kind)
 
 
 def _dense_rows(ids: Int[Tensor, "S b"]) -> Int[Tensor, "S b"]:

@@ -5,7 +5,7 @@ Legend: N1, N2 pairs of the samples, n = N1 + N2, R resamples, S independent dra
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ritornello.methods.model_equality_testing.sample import CompletionSample, check_comparable
 from ritornello.methods.model_equality_testing.statistics import (
+    KERNELS,
     Kind,
     Pool,
     PooledStatistic,
@@ -122,11 +123,10 @@ def mmd_statistic(
     ignore_padding: bool = False,
 ) -> float:
     """The unbiased MMD^2 estimate alone; it may be negative. See `Statistic` for the options."""
-    kinds = ("hamming", "spectrum", "all_substrings", "one_hot")
-    if kernel not in kinds:
-        raise ValueError(f"kernel must be one of {list(kinds)}, got {kernel!r}")
-    kind: Kind = f"mmd_{kernel}"  # type: ignore[assignment]
-    return statistic_of(a, b, Statistic(kind, k, cumulative, normalisation, ignore_padding))
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
+    statistic = Statistic(KERNELS[kernel], k, cumulative, normalisation, ignore_padding)
+    return statistic_of(a, b, statistic)
 
 
 def statistic_of(a: CompletionSample, b: CompletionSample, statistic: Statistic | Kind) -> float:
@@ -173,7 +173,7 @@ def composite_test(
     sample: CompletionSample,
     nulls: Mapping[str, CompletionSample] | Sequence[CompletionSample],
     alpha: float = 0.05,
-    **options: object,
+    **options: Any,
 ) -> tuple[bool, dict[str, TestResult]]:
     """Tests against several acceptable models, such as fp32 or fp16 weights (sec. 5).
 
@@ -191,10 +191,7 @@ def composite_test(
         raise ValueError("nulls must hold at least one reference sample")
     if not isinstance(nulls, Mapping):
         nulls = {str(place): null for place, null in enumerate(nulls)}
-    results = {
-        name: two_sample_test(sample, null, **options)  # type: ignore[arg-type]
-        for name, null in nulls.items()
-    }
+    results = {name: two_sample_test(sample, null, **options) for name, null in nulls.items()}
     return all(result.rejects(alpha) for result in results.values()), results
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ritornello.common.chat import ContinuationScores
 from ritornello.common.evaluation import Record
-from ritornello.common.evaluation.permutation import shown_order
+from ritornello.common.evaluation.permutation import read_score, shown_order
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ def rotation_report(records: Sequence[Record], reading: str = "ours") -> Rotatio
     for record in records:
         groups[record.group].append(record)
     values = [
-        [record.scores.get(reading, record.scores["ours"]).value for record in members]
-        for members in groups.values()
+        [read_score(record, reading).value for record in members] for members in groups.values()
     ]
     return RotationReport(
         tuple(float(np.mean(v)) for v in values),

@@ -56,16 +56,6 @@ QUESTION_TASKS: dict[str, tuple[str, Generator]] = {
     "sadd": ("SAdd", spatial_addition),
 }
 _FOLDERS = {name: folder for name, (folder, _) in QUESTION_TASKS.items()}
-FACULTIES: dict[str, tuple[str, ...]] = {
-    "orientation": (
-        *("direction", "distance", "map_sketching", "route_retracing", "shortcut"),
-        *("ptt", "mct"),
-    ),
-    "visualisation": ("mrt", "mpfb"),
-    "perception": ("wlt", "jlo"),
-    "attention": ("satt",),
-    "working memory": ("cbtt", "sadd", "cswm"),
-}
 
 
 def make_task(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ritornello.common.optional import require
-from ritornello.methods.topograph.inputs import check_logits, target_classes
+from ritornello.methods.topograph.inputs import scores_and_classes
 from ritornello.methods.topograph.overlap import SoftDiceCLDiceLoss
 from ritornello.methods.topograph.persistence import merges
 
@@ -37,9 +37,7 @@ class _DiagramLoss(nn.Module):
         Raises:
             ValueError: as `TopographLoss`.
         """
-        check_logits(logits)
-        classes = target_classes(target, logits)
-        scores = logits.softmax(1) if self.softmax else logits
+        scores, classes = scores_and_classes(logits, target, softmax=self.softmax)
         kinds = range(0 if self.include_background else 1, logits.shape[1])
         terms = [
             self.image_loss(1 - scores[n, k].float(), (classes[n] != k).cpu().numpy())

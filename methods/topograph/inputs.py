@@ -59,6 +59,23 @@ def target_classes(
     return target if ignored is None else target.masked_fill(ignored, -1)
 
 
+def scores_and_classes(
+    logits: Float[Tensor, "batch classes height width"],
+    target: Tensor,
+    *,
+    softmax: bool,
+    ignore: int | None = None,
+) -> tuple[Float[Tensor, "batch classes height width"], Int[Tensor, "batch height width"]]:
+    """Class probabilities and class indices of what a loss is called with.
+
+    Raises:
+        ValueError: see `check_logits` and `target_classes`.
+    """
+    check_logits(logits)
+    classes = target_classes(target, logits, ignore)
+    return logits.softmax(1) if softmax else logits, classes
+
+
 def largest_class(
     scores: Float[Tensor, "batch classes height width"],
 ) -> Int[Tensor, "batch height width"]:

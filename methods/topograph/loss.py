@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.methods.topograph.codes import Connectivity, check_connectivity, combine
-from ritornello.methods.topograph.inputs import check_logits, largest_class, target_classes
+from ritornello.methods.topograph.inputs import (
+    check_logits,
+    largest_class,
+    scores_and_classes,
+    target_classes,
+)
 from ritornello.methods.topograph.overlap import SoftDiceCLDiceLoss
 from ritornello.methods.topograph.regions import BACKENDS, Backend, critical_pixels
 
@@ -192,13 +197,14 @@ class DiceTopographLoss(nn.Module):
             ValueError: as `TopographLoss`.
         """
         alpha = self.alpha if alpha is None else alpha
-        check_logits(logits)
-        classes = target_classes(target, logits, self.topograph.ignore_index)
-        scores = logits.softmax(1) if self.topograph.softmax else logits
+        topograph = self.topograph
+        scores, classes = scores_and_classes(
+            logits, target, softmax=topograph.softmax, ignore=topograph.ignore_index
+        )
         dice, cldice = self.overlap.terms(scores, classes)
         topology = dice.new_zeros(())
         if alpha:
-            topology = self.topograph(logits, target, generator)
+            topology = topograph(logits, target, generator)
         beta = self.overlap.beta
         loss = (1 - beta) * dice + beta * cldice + alpha * topology
         terms = {"dice": dice, "cldice": cldice, "topograph": topology}

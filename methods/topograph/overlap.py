@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ritornello.methods.topograph.inputs import check_logits, target_classes
+from ritornello.methods.topograph.inputs import scores_and_classes
 
 SMOOTH = 1e-5
 
@@ -100,9 +100,7 @@ class SoftDiceCLDiceLoss(nn.Module):
         Raises:
             ValueError: as `TopographLoss`.
         """
-        check_logits(logits)
-        classes = target_classes(target, logits)
-        scores = logits.softmax(1) if self.softmax else logits
+        scores, classes = scores_and_classes(logits, target, softmax=self.softmax)
         dice, cldice = self.terms(scores, classes)
         return (1 - self.beta) * dice + self.beta * cldice
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ritornello.common.errors import UserError
-from ritornello.methods.topograph.inputs import check_logits, target_classes
+from ritornello.methods.topograph.inputs import scores_and_classes
 
 _STAGES = ((0, 4), (4, 9), (9, 18))  # of VGG19's layers, up to conv1_2, conv2_2, conv3_4 and ReLU
 _SMALLEST = 4  # pixels that two poolings leave one of
@@ -48,14 +48,12 @@ class MosinLoss(nn.Module):
             ValueError: as `TopographLoss`; images of less than 4 pixels a side; weights that cannot
                 be had.
         """
-        check_logits(logits)
+        scores, classes = scores_and_classes(logits, target, softmax=self.softmax)
         if min(logits.shape[2:]) < _SMALLEST:
             raise ValueError(
                 f"logits must be at least {_SMALLEST} pixels high and wide, "
                 f"got {tuple(logits.shape[2:])}"
             )
-        classes = target_classes(target, logits)
-        scores = logits.softmax(1) if self.softmax else logits
         kinds = range(0 if self.include_background else 1, scores.shape[1])
         scores = scores[:, kinds.start :].float()
         labels = torch.stack([classes == k for k in kinds], dim=1).float()

@@ -39,6 +39,12 @@ def test_reference_values(golden):
         assert paired[1:] == pytest.approx(case["bootstrap"]["paired95"], abs=tolerance)
 
 
+def test_wilson_intervals_at_the_ends_stay_within_shares():
+    assert wilson_interval(15, 50) == pytest.approx((0.3, 0.19103, 0.43752), abs=1e-4)
+    assert wilson_interval(0, 10).low == 0.0
+    assert wilson_interval(10, 10).high == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("distinct", [2, 300])
 def test_drawing_counts_equals_drawing_clusters_one_by_one(distinct):
     """The multinomial over kinds of clusters, and the plain draw, against an obvious loop."""

@@ -52,7 +52,7 @@ def test_bootstrap_is_seeded_and_chunks_change_nothing(monkeypatch):
     first = bootstrap_interval(x, seed=3)
     assert bootstrap_interval(x, seed=3) == first
     assert bootstrap_interval(x, seed=4) != first
-    monkeypatch.setattr(intervals, "_CHUNK", 30 * 1000)
+    monkeypatch.setattr(intervals, "CHUNK", 30 * 1000)
     assert bootstrap_interval(x, seed=3) == first
 
 

@@ -1,6 +1,7 @@
 """Preferences, conflicts, scores and steering: against loops, closed forms and edge cases."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from ritornello.methods.daily_dilemmas import (
     written_dilemmas,
     written_principles,
 )
-from ritornello.methods.daily_dilemmas.synthetic import named_values
 
 TABLE = load_values()
 
@@ -274,7 +274,8 @@ def test_generated_dilemmas_are_what_was_asked_for(dilemmas):
         assert d.situation.endswith("?")
         for action in d.actions.values():
             assert 1 <= len(action.values) <= 5
-            assert not named_values(f"{d.situation} {action.text}", TABLE)
+            text = f"{d.situation} {action.text}"
+            assert not [v for v in TABLE if re.search(rf"\b{re.escape(v)}\b", text, re.I)]
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])

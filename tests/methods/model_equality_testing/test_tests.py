@@ -20,7 +20,6 @@ from ritornello.methods.model_equality_testing import (
     power,
     two_sample_test,
 )
-from ritornello.methods.model_equality_testing.power import wilson_interval
 from ritornello.methods.model_equality_testing.statistics import PUBLISHED_NAMES
 from ritornello.methods.model_equality_testing.two_sample import p_values, shuffled_labels
 
@@ -199,13 +198,6 @@ def test_statistics_are_known_by_their_published_names_too():
 def test_bonferroni_divides_the_level():
     assert bonferroni([0.01, 0.02, 0.5], 0.05) == [True, False, False]
     assert bonferroni([0.02], 0.05) == [True]
-
-
-def test_wilson_interval_at_known_values():
-    """15 of 50, from the closed formula with z = 1.959964."""
-    assert wilson_interval(15, 50) == pytest.approx((0.19103, 0.43752), abs=1e-4)
-    assert wilson_interval(0, 10)[0] == 0.0
-    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("kind", ["g_squared", "chi_squared", "truncated_chi_squared", "l1", "l2"])
