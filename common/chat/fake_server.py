@@ -37,15 +37,17 @@ class Fault:
     Args:
         kind: "status" answers with an HTTP error, "hang" waits `seconds` and drops the connection,
             "delay" waits and then answers, "cut" ends the body half way, "garbage" sends a body
-            that is no JSON, "drop" closes the connection at once.
+            that is no JSON, "body" sends `body`, "drop" closes the connection at once.
         status: HTTP status of kind "status".
+        body: what "body" sends as JSON with status 200, and "status" in place of `message`.
         message: its error message.
         headers: further headers, e.g. {"Retry-After": "1"}.
         seconds: how long "hang" and "delay" wait.
     """
 
-    kind: Literal["status", "hang", "delay", "cut", "garbage", "drop"]
+    kind: Literal["status", "hang", "delay", "cut", "garbage", "body", "drop"]
     status: int = 500
+    body: object = None
     message: str = "server fault"
     headers: Mapping[str, str] | None = None
     seconds: float = 3600.0
@@ -154,7 +156,10 @@ class FakeServer:
             return await _write(writer, status, json.dumps(body).encode())
         if fault.kind == "status":
             error = {"error": {"message": fault.message, "type": "fake", "code": fault.status}}
-            return await _write(writer, fault.status, json.dumps(error).encode(), fault.headers)
+            body = json.dumps(fault.body or error).encode()
+            return await _write(writer, fault.status, body, fault.headers)
+        if fault.kind == "body":
+            return await _write(writer, 200, json.dumps(fault.body).encode())
         if fault.kind == "garbage":
             return await _write(writer, 200, b'{"choices": [oops')
         if fault.kind == "hang":

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _RETRIED_STATUS = frozenset({408, 409, 425, 429})
+_CONTEXT = re.compile(r"context.{0,12}(length|window|size)|maximum model length", re.I)
+_TOLD = 500  # characters of a server's words that an error repeats
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class EndpointSession:
         started = time.perf_counter()
         if prompt.text is not None:
             size = len(prompt.text)
-            body = body | {"prompt": prompt.text + prompt.prefill, "logprobs": params.logprobs}
+            body = body | {"prompt": prompt.text + prompt.prefill}
+            if params.logprobs is not None:
+                body |= {"logprobs": params.logprobs}
             send, read = self._sdk.completions.create, completion_from_text
         else:
             size = sum(len(message.text) for message in prompt.messages)
@@ -85,6 +90,11 @@ class EndpointSession:
         except _GaveUp as failure:
             attempts = failure.attempts
             completion = Completion("", finish_reason=failure.reason, error=str(failure))
+        if params.logprobs is not None and completion.text and not completion.logprobs:
+            raise CapabilityError(
+                f"{self._model} answered {completion.text[:40]!r} without the log-probabilities "
+                "that were asked for"
+            )
         return replace(
             completion,
             model=self._model,
@@ -106,8 +116,16 @@ class EndpointSession:
                 "echo": True,
                 "logprobs": 1,
             }
-            response, _ = await self._send(self._sdk.completions.create, body, len(context) / 4)
+            try:
+                response, _ = await self._send(self._sdk.completions.create, body, len(context) / 4)
+            except _GaveUp as failure:
+                raise EndpointError(f"{self._model} scored no {option!r}: {failure}") from failure
             echoed = response.choices[0].logprobs
+            if not (getattr(echoed, "text_offset", None) and echoed.token_logprobs):
+                raise CapabilityError(
+                    f"{self._model} does not echo the log-probabilities of a prompt: its answer to "
+                    f"`echo` holds {echoed!r:.80}"
+                )
             first = sum(offset < start for offset in echoed.text_offset)
             values = tuple(echoed.token_logprobs[first:])
             if not values:
@@ -128,10 +146,10 @@ class EndpointSession:
     ) -> ContinuationScores:
         """Scores single-token options by the alternatives to the answer's first token."""
         completion = await self.complete(prompt, params, body)
+        if completion.error:
+            raise EndpointError(f"{self._model} scored nothing: {completion.error}")
         if not completion.top_logprobs:
-            raise CapabilityError(
-                f"{self._model} returned no top_logprobs: {completion.error or 'not offered'}"
-            )
+            raise CapabilityError(f"{self._model} returned no top_logprobs")
         likely = completion.top_logprobs[0]
         if missing := [option for option in options if option not in likely]:
             raise CapabilityError(
@@ -174,12 +192,11 @@ class EndpointSession:
     async def _once(self, create: Callable, body: dict) -> Any:
         try:
             response = await create(**body)
+            _require_answer(response, body)
         except Exception as error:
             if getattr(error, "status_code", None) == 429:
                 self._limit.throttled()
             raise
-        if not getattr(response, "choices", None):
-            raise _UnreadableBody(f"no choices in the answer: {str(response)[:200]}")
         self._limit.succeeded()
         return response
 
@@ -194,8 +211,22 @@ def _all_most_probable(
     return all(value >= top for value, top in zip(values, tops, strict=True))
 
 
-class _UnreadableBody(Exception):
+class UnreadableBody(Exception):
     """The server answered 200 with something that is no completion."""
+
+    def __init__(self, message: str, status_code: int) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+def _require_answer(response: Any, body: Mapping[str, object]) -> None:
+    """Raises UnreadableBody where there is no completion; routers name their fault in there."""
+    choice = next(iter(getattr(response, "choices", None) or ()), None)
+    if getattr(choice, "text" if "prompt" in body else "message", None) is None:
+        fault = getattr(response, "error", None)
+        code = fault.get("code") if isinstance(fault, Mapping) else None
+        told = f"no answer in the body: {fault or response!s:.300}"
+        raise UnreadableBody(told, code if isinstance(code, int) else 502)
 
 
 class _GaveUp(Exception):
@@ -210,29 +241,34 @@ class _GaveUp(Exception):
 def _is_transient(error: BaseException) -> bool:
     import openai
 
-    if isinstance(error, openai.APIStatusError):
+    if isinstance(error, openai.APIStatusError | UnreadableBody):
         return error.status_code in _RETRIED_STATUS or error.status_code >= 500
     # connection errors cover time-outs, resets and bodies cut short; ValueError is broken JSON
-    return isinstance(
-        error, openai.APIConnectionError | openai.APIResponseValidationError | _UnreadableBody
-    ) or type(error).__module__.startswith(("httpx", "httpcore", "json"))
+    return isinstance(error, openai.APIConnectionError | openai.APIResponseValidationError) or type(
+        error
+    ).__module__.startswith(("httpx", "httpcore", "json"))
 
 
 def _explain(error: Exception, model_id: str, attempts: int) -> Exception:
     """The exception to raise for a request that will not be tried again."""
     import openai
 
-    text = f"{type(error).__name__}: {error}"
+    # the SDK's message holds one field of the body, and nothing of a body that lacks it
+    body = getattr(error, "body", None)
+    told = (
+        str(error) if isinstance(body, Mapping) and "message" in body else f"{error} {body or ''}"
+    )
+    text = f"{type(error).__name__}: {told[:_TOLD]}"
     if _is_transient(error):
         return _GaveUp(f"{text} (after {attempts} tries)", attempts)
-    if not isinstance(error, openai.APIStatusError):
+    if not isinstance(error, openai.APIStatusError | UnreadableBody):
         return error
-    lowered = str(error).lower()
-    if error.status_code == 400 and "context" in lowered and "length" in lowered:
-        return ContextLengthError(f"{model_id}: {error}")
-    if error.status_code == 400 and "content_filter" in lowered:
-        return _GaveUp(text, attempts, "content_filter")
+    if error.status_code in (400, 413, 422):
+        if _CONTEXT.search(f"{told} {body}"):
+            return ContextLengthError(f"{model_id}: {told[:_TOLD]}")
+        if "content_filter" in f"{told} {body}".lower():
+            return _GaveUp(text, attempts, "content_filter")
     hint = ""
     if error.status_code in (401, 403):
         hint = " (the key is read from the environment variable that api_key_env names)"
-    return EndpointError(f"{model_id} answered {error.status_code}: {error}{hint}")
+    return EndpointError(f"{model_id} answered {error.status_code}: {told[:_TOLD]}{hint}")

@@ -104,8 +104,27 @@ def test_a_refusing_server_stops_the_call_with_its_message(status):
     assert len(server.requests) == 1
 
 
-def test_too_long_a_prompt_has_its_own_error():
-    fault = Fault("status", status=400, message="maximum context length is 10 tokens")
+def test_a_refusal_in_another_form_is_told_too():
+    """FastAPI's servers send `detail`, which the SDK's own message leaves out."""
+    fault = Fault("status", status=422, body={"detail": "Unexpected fields: top_k"})
+    with FakeServer(echo_client(), misbehave=lambda number, body: fault) as server:
+        with pytest.raises(EndpointError, match=r"422.*Unexpected fields: top_k"):
+            endpoint(server).generate(["a"], PARAMS)
+        with pytest.raises(EndpointError, match="Unexpected fields"):
+            endpoint(server, extra_capabilities=["scores"]).score_continuations(["a"], [["b"]])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "This model's maximum context length is 10 tokens",
+        "Requested tokens (20) exceed context window of 10 tokens",
+        "the request exceeds the available context size (10 tokens)",
+        "the prompt is longer than the maximum model length of 10 tokens",
+    ],
+)
+def test_too_long_a_prompt_has_its_own_error(words):
+    fault = Fault("status", status=400, message=words)
     with (
         FakeServer(echo_client(), misbehave=lambda number, body: fault) as server,
         pytest.raises(ContextLengthError, match="10 tokens"),
@@ -114,12 +133,102 @@ def test_too_long_a_prompt_has_its_own_error():
 
 
 def test_a_content_filter_is_an_answer():
-    fault = Fault("status", status=400, message="blocked by content_filter")
+    azure = {"error": {"message": "triggered the content policy", "code": "content_filter"}}
+    fault = Fault("status", status=400, body=azure)
     client = ScriptedClient(lambda prompt, params: Completion("", "content_filter"))
     for misbehave in (lambda number, body: fault, None):
         with FakeServer(client, misbehave=misbehave) as server:
             answer = endpoint(server).generate([[Message.user("a")]], PARAMS)[0]
         assert (answer.finish_reason, answer.attempts) == ("content_filter", 1)
+
+
+def answered(body, prompt="a", **params):
+    """The client's answer where the server sends `body`, and how often it was asked."""
+    fault = Fault("body", body=body)
+    with FakeServer(echo_client(), misbehave=lambda number, asked: fault) as server:
+        client = endpoint(server, max_error_fraction=1)
+        answer = client.generate([prompt], GenerationParams(max_tokens=4, **params))[0]
+    return answer, len(server.requests)
+
+
+def chat_body(content, finish_reason="stop", **choice):
+    message = {"role": "assistant", "content": content} | choice.pop("message", {})
+    return {"choices": [{"message": message, "finish_reason": finish_reason} | choice]}
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "reason"),
+    [
+        (chat_body("a", None), "a", "stop"),
+        (chat_body("a", "eos_token") | {"usage": {}, "object": "x", "new": {}}, "a", "stop"),
+        (chat_body("a", "max_tokens", index=0, content_filter_results={}), "a", "length"),
+        (chat_body(None, "length", message={"reasoning_content": "so"}), "", "length"),
+        (chat_body(None, "tool_calls", message={"tool_calls": []}), "", "stop"),
+        (chat_body(None, "content_filter"), "", "content_filter"),
+        (chat_body(None, message={"refusal": "no"}), "no", "content_filter"),
+        (chat_body([{"type": "thinking"}, {"type": "text", "text": "a"}]), "a", "stop"),
+        (chat_body("a", "abort"), "a", "error"),
+        (chat_body("one STOP two", "length"), "one ", "stop"),
+        ({"choices": chat_body("a")["choices"] + chat_body("b")["choices"]}, "a", "stop"),
+    ],
+)
+def test_answers_of_many_servers_are_read(body, text, reason):
+    answer, asked = answered(body, [Message.user("a")], stop=("STOP",))
+    assert (answer.text, answer.finish_reason, asked) == (text, reason, 1)
+    assert (answer.error is not None) == (reason == "error")
+    assert answer.stop_reason == ("STOP" if text == "one " else None)
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"choices": []}, 3),
+        ({"choices": [{"index": 0}]}, 3),
+        (chat_body("an answer of the other endpoint"), 3),
+        ([1], 3),
+        ({"error": {"message": "slow down", "code": 429}}, 3),
+        ({"error": {"message": "no credit", "code": 402}}, 1),
+    ],
+)
+def test_bodies_without_an_answer_are_told(body, asked):
+    fault = Fault("body", body=body)
+    words = "no credit" if asked == 1 else "no answer in the body"
+    with (
+        FakeServer(echo_client(), misbehave=lambda number, sent: fault) as server,
+        pytest.raises((EndpointError, ErrorBudgetExceeded), match=words),
+    ):
+        endpoint(server).generate(["a"], PARAMS)
+    assert len(server.requests) == asked
+
+
+def test_log_probabilities_are_read_in_the_forms_of_several_servers():
+    token = {"token": "a", "logprob": -0.1, "top_logprobs": [{"token": "b", "logprob": -2.0}]}
+    twice = token | {"top_logprobs": [{"token": "b", "logprob": -v} for v in (2.0, 9.0)]}
+    text = {"text": "a", "finish_reason": "stop"}
+    old = {"token_logprobs": [-0.1], "top_logprobs": [{"b": -2.0}], "text_offset": [0]}
+    for choice in (text | {"logprobs": old}, text | {"logprobs": {"content": [twice]}}):
+        answer, _ = answered({"choices": [choice]}, logprobs=1)
+        assert (answer.logprobs, answer.top_logprobs) == ((-0.1,), ({"b": -2.0},))
+    hidden = text | {"logprobs": {"token_logprobs": [-0.1], "top_logprobs": None}}
+    assert answered({"choices": [hidden]}, logprobs=1)[0].top_logprobs is None
+    for missing in (None, {"content": None}, {"token_logprobs": [None]}):
+        with pytest.raises(CapabilityError, match="without the log-probabilities"):
+            answered({"choices": [text | {"logprobs": missing}]}, logprobs=0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        (Fault("body", body=chat_body("b", text="ab")), CapabilityError, "log-probabilities"),
+        (Fault("status"), EndpointError, "500"),
+    ],
+)
+def test_a_server_that_cannot_score_is_told(fault, error, words):
+    with FakeServer(echo_client(), misbehave=lambda number, body: fault) as server:
+        client = endpoint(server, extra_capabilities=["scores"])
+        for prompt in ([Message.user("a")], "a"):
+            with pytest.raises(error, match=words):
+                client.score_continuations([prompt], [["b"]])
 
 
 def test_lasting_faults_become_error_completions_within_the_budget():
