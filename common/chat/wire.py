@@ -80,7 +80,7 @@ def _logprobs(given: Any) -> _Logprobs:
     """
     if content := getattr(given, "content", None):
         tokens = [token if isinstance(token, Mapping) else token.to_dict() for token in content]
-        values = tuple(token["logprob"] for token in tokens)
+        values: tuple[Any, ...] = tuple(token["logprob"] for token in tokens)
         best = tuple(_named(token.get("top_logprobs") or ()) for token in tokens)
     else:
         values = tuple(getattr(given, "token_logprobs", None) or (None,))
