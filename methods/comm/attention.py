@@ -17,6 +17,19 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
+def _attention_weights(
+    scores: Float[Tensor, "*batch rows keys"], hidden: Bool[Tensor, "*mask #rows keys"] | None
+) -> Float[Tensor, "*batch rows keys"]:
+    """Softmax over the keys, exactly zero for those that are hidden."""
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    keys = scores.shape[-1]
+    if keys >= 16:
+        return scores.softmax(dim=-1)
+    # torch takes several times as long over rows shorter than a vector register
+    return F.pad(scores, (0, 16 - keys), value=-math.inf).softmax(dim=-1)[..., :keys]
+
+
 class MultiHeadAttention(nn.Module):
     """Attention with the parameters of `nn.MultiheadAttention`, keys and values apart from queries.
 
@@ -70,9 +83,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "*batch queries width"]:
         """Softmax attention; keys where `hidden` holds get a weight of exactly zero."""
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -math.inf)
-        weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        weights = F.dropout(_attention_weights(scores, hidden), self.dropout, self.training)
         # einsum does not copy values that subsets share, as @ does
         mixed = torch.einsum("...qk,...kd->...qd", weights, v)
         return self.out_proj(mixed.transpose(-2, -3).flatten(-2))
@@ -93,9 +104,8 @@ class MultiHeadAttention(nn.Module):
         q = F.linear(x.squeeze(-2), w_q, b_q).unflatten(-1, (self.heads, -1))
         asked = torch.einsum("...hd,hdw->...hw", q, w_k.unflatten(0, (self.heads, -1)))
         scores = asked @ context.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        if hidden is not None:
-            scores = scores.masked_fill(hidden.squeeze(-2), -math.inf)
-        seen = torch.einsum("...hk,...kw->...hw", scores.softmax(dim=-1), context)
+        weights = _attention_weights(scores, None if hidden is None else hidden.squeeze(-2))
+        seen = torch.einsum("...hk,...kw->...hw", weights, context)
         mixed = torch.einsum("...hw,hdw->...hd", seen, w_v.unflatten(0, (self.heads, -1)))
         return self.out_proj(mixed.flatten(-2) + b_v).unsqueeze(-2)
 

@@ -22,6 +22,23 @@ def projection_head(in_dim: int, hidden: int = 512, out_dim: int = 256) -> nn.Se
     )  # fmt: skip
 
 
+def per_batch(
+    head: nn.Module, batches: Float[Tensor, "batches n in_dim"]
+) -> Sequence[Float[Tensor, "n out_dim"]]:
+    """The head of several batches, each of them a batch of its own to the batch norm.
+
+    Layers that see one sample at a time run once for all batches.
+    """
+    one_by_one = (nn.Linear, nn.ReLU, nn.BatchNorm1d)
+    if not (isinstance(head, nn.Sequential) and all(type(layer) in one_by_one for layer in head)):
+        return [head(z) for z in batches]
+    z = batches
+    for layer in head:
+        apart = isinstance(layer, nn.BatchNorm1d)
+        z = torch.stack([layer(batch) for batch in z]) if apart else layer(z)
+    return z.unbind()
+
+
 class CoMM(nn.Module):
     """The multimodal encoder with its head and loss (section 3).
 
@@ -56,9 +73,9 @@ class CoMM(nn.Module):
         fused = self.encoder.embed_views([view1, view2], subsets)
         if self.training and fused.shape[2] < 2:
             raise ValueError("a batch must have at least 2 samples in training, got 1")
-        # The head's batch norm sees each view and each subset as a batch of its own.
-        projected = [[self.head(z) for z in view] for view in fused]
-        return self.loss(*projected)
+        n = self.encoder.n_modalities + 1
+        projected = per_batch(self.head, fused.flatten(0, 1))
+        return self.loss(projected[:n], projected[n:])
 
     def training_loss(
         self, inputs: Sequence[Any], augment: Augment, labels: Tensor | None = None
