@@ -1,11 +1,16 @@
 """Top-k routers. Every router maps tokens (..., d) and the previous layer's state to a state."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+# Rows per block on a CPU: the scaled tokens of a block stay in a core's cache.
+_CPU_BLOCK = 512
 
 
 class RoutingState(NamedTuple):
@@ -91,6 +96,47 @@ class SwitchTop1Router(SMoERouter):
         return indices, scores.to(logits.dtype)
 
 
+class _ScaledProduct(torch.autograd.Function):
+    """(tokens ⊙ weights) embeddingsᵀ in fp32, block by block: the scaled tokens are never whole.
+
+    The weights are constants: they get no gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        tokens: Float[Tensor, "n d"],
+        weights: Float[Tensor, "n d"],
+        embeddings: Float[Tensor, "experts d"],
+    ) -> Float[Tensor, "n experts"]:
+        ctx.save_for_backward(tokens, weights, embeddings)
+        logits = embeddings.new_empty(len(tokens), len(embeddings))
+        for rows in _row_blocks(tokens):
+            scaled = tokens[rows] * weights[rows].to(tokens.dtype)
+            torch.mm(scaled.float(), embeddings.t(), out=logits[rows])
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, Tensor]:
+        tokens, weights, embeddings = ctx.saved_tensors
+        token_grad = torch.empty_like(tokens) if ctx.needs_input_grad[0] else None
+        embedding_grad = torch.zeros_like(embeddings)
+        for rows in _row_blocks(tokens):
+            factor = weights[rows].to(tokens.dtype)
+            if token_grad is not None:
+                torch.mul(grad[rows] @ embeddings, factor, out=token_grad[rows])
+            embedding_grad.addmm_(grad[rows].t(), (tokens[rows] * factor).float())
+        return token_grad, None, embedding_grad
+
+
+def _row_blocks(tokens: Tensor) -> Iterator[slice]:
+    """Blocks of rows, one alone where there is no cache of ours to mind."""
+    whole = tokens.device.type != "cpu" or torch.compiler.is_compiling()
+    block = max(len(tokens), 1) if whole else _CPU_BLOCK
+    return (slice(begin, begin + block) for begin in range(0, len(tokens), block))
+
+
 class EmbeddingRouter(nn.Module):
     """Gate with unit-norm expert embeddings and unnormalised tokens.
 
@@ -134,13 +180,19 @@ class EmbeddingRouter(nn.Module):
         tokens: Float[Tensor, "... d"],
         prev: RoutingState | None = None,
         token_mask: Tensor | None = None,
+        weights: Float[Tensor, "... d"] | None = None,
     ) -> RoutingState:
-        """Routes each token by itself; `prev` and `token_mask` have no influence."""
-        logits = self._finite(self._logits(tokens))
-        indices, scores = select_experts(logits, self.top_k)
-        return RoutingState(indices, scores, logits)
+        """Routes each token, times its `weights` if given, by itself.
 
-    def _logits(self, tokens: Float[Tensor, "... d"]) -> Float[Tensor, "... experts"]:
+        `prev` and `token_mask` have no influence; the weights are constants, kept in the state.
+        """
+        logits = self._finite(self._logits(tokens, weights))
+        indices, scores = select_experts(logits, self.top_k)
+        return RoutingState(indices, scores, logits, weights)
+
+    def _logits(
+        self, tokens: Float[Tensor, "... d"], weights: Float[Tensor, "... d"] | None
+    ) -> Float[Tensor, "... experts"]:
         if self.embedding_norm is not None:
             with torch.no_grad():
                 norms = self.expert_embeddings.norm(dim=1, keepdim=True)
@@ -148,7 +200,12 @@ class EmbeddingRouter(nn.Module):
         # A copy goes into the graph: the next forward may rescale the parameter before backward.
         embeddings = functional.normalize(self.expert_embeddings.clone().float(), dim=1, eps=1e-4)
         with torch.autocast(tokens.device.type, enabled=False):
-            logits = tokens.float() @ embeddings.t()  # fp32: near-ties decide the routing
+            if weights is None:
+                logits = tokens.float() @ embeddings.t()  # fp32: near-ties decide the routing
+            else:
+                flat, factors = (x.reshape(-1, x.shape[-1]) for x in (tokens, weights))
+                logits = _ScaledProduct.apply(flat, factors, embeddings)
+                logits = logits.view(*tokens.shape[:-1], self.num_experts)
         return logits.to(tokens.dtype)
 
     @staticmethod
@@ -186,5 +243,9 @@ class XMoERouter(EmbeddingRouter):
         super().__init__(reduced_dim, num_experts, top_k, embedding_norm=embedding_norm)
         self.reduction = nn.Linear(d_model, reduced_dim, bias=False)
 
-    def _logits(self, tokens: Float[Tensor, "... d"]) -> Float[Tensor, "... experts"]:
-        return super()._logits(self.reduction(tokens))
+    def _logits(
+        self, tokens: Float[Tensor, "... d"], weights: Float[Tensor, "... d"] | None
+    ) -> Float[Tensor, "... experts"]:
+        if weights is not None:
+            tokens = tokens * weights.to(tokens.dtype)
+        return super()._logits(self.reduction(tokens), None)

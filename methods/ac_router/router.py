@@ -209,6 +209,8 @@ class ACRouter(nn.Module):
             self._without_previous()
             return self.gate(tokens)
         weights = self.adaptive(tokens, prev, token_mask)
+        if isinstance(self.gate, EmbeddingRouter):
+            return self.gate(tokens, weights=weights)
         return self.gate(tokens * weights.to(tokens.dtype))._replace(weights=weights)
 
     def _without_previous(self) -> None:

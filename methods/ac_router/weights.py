@@ -17,10 +17,10 @@ SCALES = ("feature", "global_preclip", "global_postclip", "none")
 DISPERSIONS = ("mad", "var", "pairwise")
 DEGENERATES = ("neutral", "official")
 
-# Rows per block of the second pass: |h - μ| of a block stays in a CPU core's cache.
-_CPU_BLOCK = 512
-# Beyond this many clusters a matmul with the membership matrix costs more than scattering.
-_MATMUL_CLUSTERS = 64
+# Rows per block on a CPU: |h - μ| of a block stays in cache, and partial sums round less.
+_CPU_BLOCK = 1024
+# There a matmul with the membership matrix adds up faster while clusters are at most so many.
+_MATMUL_DEVICE, _MATMUL_CLUSTERS = "cuda", 64
 
 
 class ClusterSums(NamedTuple):
@@ -173,24 +173,25 @@ def cluster_sums(
         pairs = _pair_sums(tokens, assignment, members) * 2 / others
         return ClusterSums(count, _all_reduce(pairs, sync))
     divisor = count.clamp(min=1).unsqueeze(-1)
-    mean = _all_reduce(members.sums(tokens), sync) / divisor
+    mean = _all_reduce(_block_sums(tokens, members), sync) / divisor
     if dispersion == "var":
         # The official form: exact to ~1e-7 of the squared mean, which is why it comes with large ε.
-        square = _all_reduce(members.sums(tokens.square()), sync) / divisor
+        square = _all_reduce(_block_sums(tokens.square(), members), sync) / divisor
         return ClusterSums(count, (square - mean.square()).clamp(min=0) * divisor)
-    return ClusterSums(count, _all_reduce(_deviation_sums(tokens, mean, members), sync))
+    return ClusterSums(count, _all_reduce(_block_sums(tokens, members, mean), sync))
 
 
 class _Membership:
-    """Sums over clusters: a matmul with the one-hot matrix while E is small, else a scatter."""
+    """Sums over clusters: rows added to their cluster, on a GPU a matmul while E is small."""
 
     def __init__(self, assignment: Tensor, num_experts: int, token_mask: Tensor | None) -> None:
         self.assignment = assignment.long()
         self.num_experts = num_experts
+        self.masked = token_mask is not None
         ones = torch.ones(len(assignment), device=assignment.device)
         self.present = ones if token_mask is None else ones * token_mask
         self.one_hot: Tensor | None = None
-        if num_experts <= _MATMUL_CLUSTERS:
+        if assignment.device.type == _MATMUL_DEVICE and num_experts <= _MATMUL_CLUSTERS:
             self.one_hot = ones.new_zeros(num_experts, len(ones))
             self.one_hot.scatter_(0, self.assignment.unsqueeze(0), self.present.unsqueeze(0))
         self.count = ones.new_zeros(num_experts).index_add_(0, self.assignment, self.present)
@@ -201,21 +202,24 @@ class _Membership:
         if self.one_hot is not None:
             with torch.autocast(rows.device.type, enabled=False):
                 return self.one_hot[:, begin:end] @ rows
-        kept = rows * self.present[begin:end].unsqueeze(-1)
+        if self.masked:
+            rows = rows * self.present[begin:end].unsqueeze(-1)
         zeros = rows.new_zeros(self.num_experts, rows.shape[-1])
-        return zeros.index_add_(0, self.assignment[begin:end], kept)
+        return zeros.index_add_(0, self.assignment[begin:end], rows)
 
 
-def _deviation_sums(
-    tokens: Tensor, mean: Tensor, members: _Membership
+def _block_sums(
+    tokens: Tensor, members: _Membership, mean: Tensor | None = None
 ) -> Float[Tensor, "experts d"]:
-    """Σ |h - μ| per cluster and feature, one block of rows at a time."""
+    """Σ h, or Σ |h - μ| around `mean`, per cluster and feature, one block of rows at a time."""
     block = _CPU_BLOCK if tokens.device.type == "cpu" else max(len(tokens), 1)
-    total = torch.zeros_like(mean)
+    total = tokens.new_zeros(members.num_experts, tokens.shape[-1])
     for begin in range(0, len(tokens), block):
-        rows = slice(begin, begin + block)
-        centred = mean.index_select(0, members.assignment[rows]).sub_(tokens[rows])
-        total += members.sums(centred.abs_(), begin)
+        rows = tokens[begin : begin + block]
+        if mean is not None:
+            cluster = members.assignment[begin : begin + block]
+            rows = mean.index_select(0, cluster).sub_(rows).abs_()
+        total += members.sums(rows, begin)
     return total
 
 
@@ -231,7 +235,7 @@ def _pair_sums(
     start = count.cumsum(0) - count
     rank = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1) - start[clusters]
     # Centred values keep the alternating sum from cancelling in fp32.
-    mean = members.sums(tokens) / members.count.clamp(min=1).unsqueeze(-1)
+    mean = _block_sums(tokens, members) / members.count.clamp(min=1).unsqueeze(-1)
     mean = torch.cat([mean, torch.zeros_like(mean[:1])]).gather(0, clusters)
     signed = (values - mean) * (2 * rank - count[clusters] + 1)
     sums = tokens.new_zeros(members.num_experts + 1, tokens.shape[-1])

@@ -132,6 +132,27 @@ def test_gradient_reaches_tokens_and_embeddings_but_not_through_the_weights():
     assert not state.weights.requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_tokens_go_through_the_gate_in_blocks_with_the_same_values(dtype):
+    tokens = torch.randn(1100, 6).to(dtype).requires_grad_()
+    router, target = ACRouter(6, 4), torch.randn(1100, 4).to(dtype)
+    inputs = [tokens, router.gate.expert_embeddings]
+    state = router(tokens, previous_state(1100, 4))
+    ours = [state.logits, *torch.autograd.grad((state.logits * target).sum(), inputs)]
+    logits = router.gate(tokens * state.weights.to(dtype)).logits
+    whole = [logits, *torch.autograd.grad((logits * target).sum(), inputs)]
+    loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else TOLERANCE
+    for our, expected in zip(ours, whole, strict=True):
+        torch.testing.assert_close(our, expected, **loose)
+
+
+def test_no_tokens_are_routed_nowhere():
+    router, tokens = ACRouter(6, 4), torch.zeros(2, 0, 6)
+    previous = RoutingState(*(torch.zeros(2, 0, size) for size in (2, 2, 4)))
+    previous = previous._replace(indices=previous.indices.long())
+    assert router(tokens, previous).logits.shape == (2, 0, 4)
+
+
 def test_batch_shape_does_not_matter():
     tokens, previous = torch.randn(30, 6), previous_state(30, 4)
     router = ACRouter(6, 4)
