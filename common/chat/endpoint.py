@@ -48,7 +48,9 @@ class OpenAIClient:
         send_seed: pass the request's seed on.
         extra_capabilities: "prefill" where the server continues a final assistant message,
             "scores" where its completions endpoint echoes log-probabilities of the prompt.
-        extra_body: further fields of every request.
+        extra_body: further fields of every request. They win over this client's own, and None
+            leaves a field out that a server does not know: `{"stop_token_ids": None}`, or
+            `{"max_tokens": None, "max_completion_tokens": 4096}` for a reasoning model.
     """
 
     def __init__(
@@ -182,26 +184,27 @@ class OpenAIClient:
 
     def _body(self, prompt: Prompt, params: GenerationParams) -> dict[str, object]:
         """The fields of a request that both endpoints share."""
-        body: dict[str, object] = {
-            "model": self._model,
+        fields: dict[str, object] = {
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
         }
-        extra = dict(self._extra_body)
         if params.stop:
-            body["stop"] = list(params.stop)
+            fields["stop"] = list(params.stop)
         if self._send_seed and params.temperature > 0:
-            body["seed"] = request_seed(prompt, params) % 2**31
+            fields["seed"] = request_seed(prompt, params) % 2**31
         if params.top_k:
-            extra["top_k"] = params.top_k
+            fields["top_k"] = params.top_k
         if params.stop_token_ids:
-            extra["stop_token_ids"] = list(params.stop_token_ids)
+            fields["stop_token_ids"] = list(params.stop_token_ids)
         if not params.skip_special_tokens:
-            extra["skip_special_tokens"] = False
+            fields["skip_special_tokens"] = False
         if prompt.prefill and prompt.messages:
-            extra |= {"continue_final_message": True, "add_generation_prompt": False}
-        return body | {"extra_body": extra}
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        fields |= self._extra_body
+        sent = {name: value for name, value in fields.items() if value is not None}
+        # the SDK knows a part of these by name, and passes on all of them this way
+        return {"model": self._model, "extra_body": sent}
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, Answer]) -> Answer:

@@ -32,7 +32,8 @@ class Instruction:
             "length" where the budget cut it off: such a query is not complete.
         token_ids: generated ids, the ending token included; None from an endpoint.
         index: its number, which with the seed determines it.
-        natural_stop: whether the model itself ended the user's turn.
+        natural_stop: whether the model itself ended the user's turn; true as well where an endpoint
+            does not tell its end from a stop string's.
     """
 
     text: str
@@ -200,7 +201,9 @@ class MagpieGenerator:
         return [self._instruction(c, p.sample) for c, p in zip(completions, numbered, strict=True)]
 
     def _instruction(self, completion: Completion, index: int) -> Instruction:
-        ended = completion.stop_reason in (*self.parts.stop_ids, *self.parts.stop_strings)
+        # vLLM's server names no reason where the model's own end token came, others never do
+        ends = (None, *self.parts.stop_ids, *self.parts.stop_strings)
+        ended = completion.stop_reason in ends
         return Instruction(
             completion.text.strip(),
             completion.finish_reason,

@@ -54,6 +54,10 @@ class Encoder(Protocol):
         ...
 
 
+# a request that failed or was refused: the text is none of the model's
+_NO_ANSWER = ("error", "content_filter")
+
+
 class MagpiePipeline:
     """Runs all stages into a folder.
 
@@ -125,6 +129,7 @@ class MagpiePipeline:
         write_jsonl(out / "raw.jsonl", rows)
         kept = [row for row in rows if row["state"] == "KEPT"]
         kept = self._stage(out, "responded", kept, lambda chunk: self._respond(generator, chunk))
+        kept = [row for row in kept if row["response_finish_reason"] not in _NO_ANSWER]
         for task in self.config.tags:
             kept = self._stage(out, f"tagged_{task}", kept, self._tagger(task))
         if self._reward is not None:
@@ -136,7 +141,7 @@ class MagpiePipeline:
         pairs = []
         if self.config.preference_k:
             sampled = self._stage(out, "alternatives", final, lambda c: self._alternatives(llm, c))
-            pairs = build_preferences(sampled)
+            pairs = build_preferences([row for row in sampled if len(row["responses"]) > 1])
         return self._export(out, rows, kept, final, pairs)
 
     def row_id(self, index: int) -> str:
@@ -305,17 +310,22 @@ class MagpiePipeline:
         )
         texts = [self._answer_parts.with_query(str(row["instruction"])) for row in chunk]
         prompts = [prompt for text in texts for prompt in replicates(text, k)]
-        answers = [answer.text for answer in llm.generate(prompts, params)]
+        answers = llm.generate(prompts, params)
         asked = [str(row["instruction"]) for row in chunk for _ in range(k)]
-        rewards = self._reward(asked, answers)
-        return [
-            {
-                "responses": answers[start : start + k],
-                "rewards": rewards[start : start + k],
-                "gen_responses_configs": {"temperature": params.temperature, "k": k},
-            }
-            for start in range(0, len(answers), k)
-        ]
+        rewards = self._reward(asked, [answer.text for answer in answers])
+        found = []
+        for start in range(0, len(answers), k):
+            chosen = [
+                i for i in range(start, start + k) if answers[i].finish_reason not in _NO_ANSWER
+            ]
+            found.append(
+                {
+                    "responses": [answers[i].text for i in chosen],
+                    "rewards": [rewards[i] for i in chosen],
+                    "gen_responses_configs": {"temperature": params.temperature, "k": k},
+                }
+            )
+        return found
 
     def _export(
         self, out: Path, rows: list[dict], kept: list[dict], final: list[dict], pairs: list[dict]

@@ -110,7 +110,7 @@ def remove_prefix(text: str) -> str:
 
 def drop_reason(text: str, finish_reason: str) -> DropReason | None:
     """Why a sanitised query is not used; None if it is."""
-    if not text:
+    if not text or finish_reason == "error":
         return "empty"
     if finish_reason == "length":
         return "length-truncated"

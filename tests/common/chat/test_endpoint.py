@@ -290,6 +290,16 @@ def test_settings_reach_the_server():
     assert first["seed"] != second["seed"]
 
 
+def test_fields_that_a_server_does_not_know_can_be_left_out():
+    extra = {"max_tokens": None, "max_completion_tokens": 9, "stop_token_ids": None}
+    with FakeServer(echo_client()) as server:
+        params = GenerationParams(max_tokens=3, stop_token_ids=(2,))
+        endpoint(server, extra_body=extra).generate(["a"], params)
+    sent = server.requests[0].body
+    assert sent["max_completion_tokens"] == 9
+    assert not {"max_tokens", "stop_token_ids"} & set(sent)
+
+
 def test_the_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "secret-value")
     with FakeServer(echo_client()) as server:

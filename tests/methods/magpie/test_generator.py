@@ -143,3 +143,13 @@ def test_rouge_l_on_a_hand_made_case():
     # the longest common subsequence of "a b c d" and "a c e" is "a c": 2 * 2 / (4 + 3)
     assert rouge_l("A b c d", "a c e") == pytest.approx(4 / 7)
     assert rouge_l("", "a") == 0.0
+
+
+def test_an_endpoint_that_names_no_stop_reason_is_not_called_endless(parts):
+    """vLLM's server names stop strings, but not the model's own end token."""
+    replies = iter(
+        [Completion("How?"), Completion("How?", stop_reason="\n"), Completion("How", "length")]
+    )
+    client = ScriptedClient(lambda prompt, params: next(replies))
+    drawn = MagpieGenerator(client, parts).instructions(3)
+    assert [query.natural_stop for query in drawn] == [True, False, False]

@@ -157,7 +157,7 @@ def test_ids_depend_on_what_determines_the_row(chatml):
 
 
 def test_nothing_kept_is_an_empty_data_set(chatml, tmp_path):
-    silent = ScriptedClient(lambda prompt, params: "", score=score)
+    silent = ScriptedClient(lambda prompt, params: Completion("", "length"), score=score)
     with pytest.warns(UserWarning, match="none of 12 sampled queries ended by itself"):
         stats = pipeline(chatml, silent).run(tmp_path)
     assert (stats["kept"], stats["final"]) == (0, 0)
@@ -192,3 +192,23 @@ def test_what_cannot_be_made_is_told_before_anything_is_sampled(chatml):
 def test_bad_settings_are_named(field, value):
     with pytest.raises(ValueError, match=field):
         MagpieConfig(**{field: value})
+
+
+def test_failed_requests_leave_no_row_and_no_answer(chatml, tmp_path):
+    """An endpoint tolerates a few failures; they must not become training data."""
+
+    def failing(prompt, params):
+        answer = reply(prompt, params)
+        if prompt.text.endswith("user\n"):
+            return Completion("", "error", error="500") if prompt.sample == 6 else answer
+        if params.temperature == 0 and "it 0?" in prompt.text:
+            return Completion("", "content_filter")
+        return Completion("", "error", error="500") if prompt.sample == 1 else answer
+
+    config = replace(UNFILTERED, preference_k=3)
+    pipeline(chatml, ScriptedClient(failing, score=score), config).run(tmp_path)
+    final = [json.loads(line) for line in (tmp_path / "final.jsonl").open()]
+    assert sorted(row["index"] for row in final) == [1, 7]
+    assert all(row["response"] for row in final)
+    pairs = [json.loads(line) for line in (tmp_path / "preferences.jsonl").open()]
+    assert all(len(pair["responses"]) == 2 and all(pair["responses"]) for pair in pairs)
