@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Part, Plan, RunDirectory
+from ritornello.experiments.interrupts import MESSAGE, STATUS, interruptible
 from ritornello.experiments.overrides import constructor_arguments
 
 PROFILES = ("smoke", "small", "paper")
@@ -140,9 +141,12 @@ def build_plan(config: dict[str, Any]) -> Plan:
     parts = {}
     for name, part in config["parts"].items():
         place = f"parts.{name}"
-        for key in ("measure", "arms"):
+        for key in ("measure", "arms", "seeds"):
             if not part[key]:
                 raise UserError(f"{place}.{key} is empty")
+        for arm, node in part["arms"].items():
+            if node is None:
+                raise UserError(f"{place}.arms.{arm} is null: ~{place}.arms.{arm} leaves it out")
         for coordinate, values in part["grid"].items():
             if not isinstance(values, list) or not values:
                 raise UserError(f"{place}.grid.{coordinate} must be a list, got {values!r}")
@@ -195,6 +199,8 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error)) from error
     assert isinstance(config, dict)
+    _known("paper", config["paper"], papers())
+    _known("profile", config["profile"], profiles(config["paper"]))
     for key in ("workers", "threads"):
         if config[key] < 1:
             raise UserError(f"{key} must be at least 1, got {config[key]}")
@@ -224,18 +230,19 @@ def execute(config: dict[str, Any]) -> int:
     tracker = instantiate(config["tracker"], "tracker") if config["tracker"] else None
     console.print(f"{paper} · {profile} → {store.path}", highlight=False)
     started = time.monotonic()
-    outcome = run(
-        build_plan,
-        config,
-        store.path,
-        workers=config["workers"],
-        threads=config["threads"],
-        only=config["only"],
-        fresh=config["fresh"],
-        cooperative=config["cooperative"],
-        say=lambda line: console.print(line, highlight=False, markup=False),
-        progress=CellProgress,
-    )
+    with interruptible():
+        outcome = run(
+            build_plan,
+            config,
+            store.path,
+            workers=config["workers"],
+            threads=config["threads"],
+            only=config["only"],
+            fresh=config["fresh"],
+            cooperative=config["cooperative"],
+            say=lambda line: console.print(line, highlight=False, markup=False),
+            progress=CellProgress,
+        )
     results = Results.from_records(outcome.records, store.path)
     report = Report(
         card=card,
@@ -246,7 +253,7 @@ def execute(config: dict[str, Any]) -> int:
         config=config,
         records=outcome.records,
         failures=outcome.failures,
-        missing=len(outcome.missing),
+        missing=len(outcome.missing) + len(outcome.left_out),
     )
     page = write_report(report, store.path)
     if tracker is not None:
@@ -256,7 +263,8 @@ def execute(config: dict[str, Any]) -> int:
         reason = why.strip().splitlines()[-1]
         console.print(f"failed: {cell}: {reason}", style="red", markup=False, highlight=False)
     spent = format_seconds(time.monotonic() - started)
-    console.print(f"{len(outcome.records)} cells, {spent}. Page: {page}", highlight=False)
+    rest = f" ({len(outcome.left_out)} left out)" if outcome.left_out else ""
+    console.print(f"{len(outcome.records)} cells{rest}, {spent}. Page: {page}", highlight=False)
     if outcome.failures or outcome.missing:
         console.print(
             f"{len(outcome.missing)} cells are not measured; the same command tries them again",
@@ -314,10 +322,11 @@ def check_arguments(arguments: list[str]) -> None:
     for name in chosen[-1].split(","):
         paper, _, profile = name.partition("/")
         _known("paper", paper, papers())
-        _known("profile", profile or "(none)", _profiles(paper))
+        _known("profile", profile or "(none)", profiles(paper))
 
 
-def _profiles(paper: str) -> list[str]:
+def profiles(paper: str) -> list[str]:
+    """A paper's profiles: those of `PROFILES`, and some of its own."""
     folder = resources.files("ritornello.conf").joinpath("experiment", paper)
     names = (f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
     return sorted(n for n in names if n != "base")
@@ -338,11 +347,21 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
-        sys.exit(_guarded(COMMANDS[arguments[0]], arguments[1:]))
+        sys.exit(_guarded(_command, arguments))
     status = _guarded(_prepare, arguments)
     if status:
         sys.exit(status)
     _hydra_main()
+
+
+def _command(arguments: list[str]) -> int:
+    if {"--help", "-h"} & set(arguments):
+        print(USAGE)
+        return 0
+    run, most = COMMANDS[arguments[0]]
+    if most is not None and len(arguments) - 1 > most:
+        raise UserError(f"{arguments[0]} takes at most {most} words, got {arguments[1:]}\n{USAGE}")
+    return run(arguments[1:])
 
 
 def _prepare(arguments: list[str]) -> int:
@@ -395,11 +414,8 @@ def _guarded(function: Any, *arguments: Any) -> int:
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
         )  # leaving already: a second one changes nothing
-        print(
-            "\nritornello: interrupted; finished cells are kept, the same command continues",
-            file=sys.stderr,
-        )
-        return 130
+        print(MESSAGE, end="", file=sys.stderr)
+        return STATUS
 
 
 def _hydra_main() -> None:
@@ -429,7 +445,7 @@ def _list(arguments: list[str]) -> int:
 def _record(arguments: list[str]) -> int:
     from ritornello.experiments.overview import record
 
-    if len(arguments) not in (1, 2):
+    if not arguments:
         raise UserError("usage: ritornello record <paper> [outputs]")
     _known("paper", arguments[0], papers())
     return record(arguments[0], Path(arguments[1]) if len(arguments) > 1 else Path("outputs"))
@@ -456,10 +472,16 @@ HYDRA_QUESTIONS = {
 USAGE = """ritornello experiment=<paper>/<profile> [key=value ...]   measure, judge, report
 ritornello -m experiment=<paper>/<profile> key=a,b        a sweep
 ritornello search experiment=... search.metric=... key='interval(0, 1)'
-ritornello list | record <paper> | report                 papers, recorded results, the page
+ritornello list | record <paper> | report  [outputs]      papers, recorded results, the page
 
 Keys of an experiment: ritornello experiment=<paper>/<profile> --cfg job"""
-COMMANDS = {"list": _list, "record": _record, "report": _report, "search": _search}
+# Each with how many words it takes; a search takes overrides.
+COMMANDS = {
+    "list": (_list, 1),
+    "record": (_record, 2),
+    "report": (_report, 1),
+    "search": (_search, None),
+}
 
 if __name__ == "__main__":
     main()

@@ -20,6 +20,7 @@ from ritornello.common.reporting import Results
 from ritornello.common.runs import run
 from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.app import build_plan, compose_config, resolve, run_directory
+from ritornello.experiments.interrupts import interruptible
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -156,15 +157,16 @@ def measure(config: dict[str, Any], metric: str) -> float:
         UserError: the experiment does not measure the metric.
     """
     store = run_directory(config)
-    outcome = run(
-        build_plan,
-        config,
-        store.path,
-        workers=config["workers"],
-        threads=config["threads"],
-        only=config["only"],
-        cooperative=True,
-    )
+    with interruptible():
+        outcome = run(
+            build_plan,
+            config,
+            store.path,
+            workers=config["workers"],
+            threads=config["threads"],
+            only=config["only"],
+            cooperative=True,
+        )
     if outcome.failures or outcome.missing:
         return math.nan
     results = Results.from_records(outcome.records, store.path)

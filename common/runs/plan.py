@@ -1,6 +1,7 @@
 """Which cells a run has."""
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -51,18 +52,29 @@ class Plan:
         """All cells, or those of some parts, arms and seeds.
 
         Raises:
-            UserError: a name that the plan does not have.
+            UserError: a name that the plan does not have, a cell that it has twice, or no cell.
         """
         _check("only.parts", parts, self.parts)
         _check("only.arms", arms, {a for part in self.parts.values() for a in part.arms})
         _check("only.seeds", seeds, {s for part in self.parts.values() for s in part.seeds})
-        return [
+        planned = [cell for name, part in self.parts.items() for cell in part.cells(name)]
+        for cell, count in Counter(map(str, planned)).items():
+            if count > 1:
+                raise UserError(
+                    f"{cell} is planned {count} times: seeds and grids name each value once"
+                )
+        chosen = [
             cell
-            for name, part in self.parts.items()
-            if parts is None or name in parts
-            for cell in part.cells(name)
-            if (arms is None or cell.arm in arms) and (seeds is None or cell.seed in seeds)
+            for cell in planned
+            if (parts is None or cell.part in parts)
+            and (arms is None or cell.arm in arms)
+            and (seeds is None or cell.seed in seeds)
         ]
+        if not chosen:
+            raise UserError(
+                f"no cell is left by only.parts={parts}, only.arms={arms}, only.seeds={seeds}"
+            )
+        return chosen
 
 
 def _check(key: str, chosen: Collection | None, known: Collection) -> None:

@@ -21,11 +21,19 @@ Build = Callable[[dict[str, Any]], Plan]
 
 @dataclass
 class Outcome:
-    """What a run left: the records of finished cells and the reasons of failed ones."""
+    """What a run left in its directory.
+
+    Attributes:
+        records: of every finished cell of the plan, those of earlier runs included.
+        failures: why cells of this run failed.
+        missing: cells of this run that are not measured.
+        left_out: cells that are not measured because `only` did not choose them.
+    """
 
     records: list[dict[str, Any]]
     failures: dict[str, str]
     missing: list[Cell] = field(default_factory=list)
+    left_out: list[Cell] = field(default_factory=list)
 
 
 def run(
@@ -92,10 +100,12 @@ def run(
                     measure_cells(plan, store, pending, threads, stamp, bar.update)
                 else:
                     _Pool(build, config, store, pending, workers, threads, stamp, say).run(bar)
-        records = [r for c in cells if (r := store.read(c)) is not None]
+        planned = plan.cells()
+        records = [r for c in planned if (r := store.read(c)) is not None]
         failures = {str(c): why for c in cells if (why := store.failure(c))}
-        missing = [c for c in cells if not store.is_finished(c)]
-    return Outcome(records, failures, missing)
+        open_cells = {c.key: c for c in planned if not store.is_finished(c)}
+        missing = [open_cells.pop(c.key) for c in cells if c.key in open_cells]
+    return Outcome(records, failures, missing, list(open_cells.values()))
 
 
 def _report_resumed(

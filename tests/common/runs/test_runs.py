@@ -53,6 +53,22 @@ def test_finished_cells_are_not_measured_again(toy, tmp_path):
     assert all(f.stat().st_mtime_ns > t for f, t in before.items())
 
 
+def test_a_run_of_some_cells_keeps_the_others_in_its_results(toy, tmp_path):
+    some = run(toy.build, {}, tmp_path, only={"arms": ["plain"]})
+    assert (len(some.records), len(some.missing), len(some.left_out)) == (6, 0, 6)
+    other = run(toy.build, {}, tmp_path, only={"arms": ["shifted"], "seeds": [0]})
+    assert (len(other.records), len(other.missing), len(other.left_out)) == (8, 0, 4)
+    assert not run(toy.build, {}, tmp_path).left_out
+
+
+def test_cells_are_planned_once_and_some_are_chosen(toy, tmp_path):
+    with pytest.raises(UserError, match=r"seed=3 .*is planned 2 times"):
+        run(toy.build, {"seeds": [3, 3]}, tmp_path)
+    for only in ({"arms": []}, {"parts": []}, {"seeds": []}):
+        with pytest.raises(UserError, match="no cell is left"):
+            run(toy.build, {}, tmp_path, only=only)
+
+
 def test_records_carry_provenance(toy, tmp_path):
     record = run(toy.build, {}, tmp_path, only={"seeds": [0]}).records[0]
     assert record["environment"]["packages"]["torch"]
