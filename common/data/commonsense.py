@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ritornello.common.data.tables import read_table
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation.multiple_choice import Question
 
@@ -37,17 +37,14 @@ def commonsense_questions(task: str, path: str | None = None) -> list[Question]:
 
 
 def _rows(source: str, folder: str, split: str) -> list[Row]:
-    import pandas as pd
-
     from ritornello.common.models.hub import hub_snapshot
 
     root = hub_snapshot(source, repo_type="dataset")
     place = root / folder if (root / folder).is_dir() else root
-    readers = {".parquet": pd.read_parquet, ".jsonl": lambda file: pd.read_json(file, lines=True)}
-    files = sorted(f for f in Path(place).glob(f"{split}*") if f.suffix in readers)
+    files = sorted(f for f in place.glob(f"{split}*") if f.suffix in (".parquet", ".jsonl"))
     if not files:
         raise UserError(f"{source} has neither {split}*.parquet nor {split}*.jsonl in {folder}/")
-    return [row for f in files for row in readers[f.suffix](f).to_dict("records")]
+    return [row for f in files for row in read_table(f).to_dict("records")]
 
 
 def _boolq(row: Row) -> Question:

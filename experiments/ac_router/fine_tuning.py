@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from ritornello.common.data.batches import epoch_rows
+from ritornello.common.data.tables import TABLE_FORMATS, read_table
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Measurement
 from ritornello.experiments.ac_router.corpus import Vocabulary
@@ -20,8 +22,6 @@ from ritornello.methods.ac_router.language_model import MoELanguageModel
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
 
 
 @dataclass
@@ -72,25 +72,16 @@ def _table(source: str, split: str, revision: str | None) -> "pd.DataFrame":
     from ritornello.common.models.hub import hub_snapshot
 
     folder = hub_snapshot(source, repo_type="dataset", revision=revision)
-    for suffix in _SUFFIXES:
+    for suffix in TABLE_FORMATS:
         files = [
             file
             for file in sorted(folder.rglob(f"*{suffix}"))
             if split in re.split(r"[^a-z0-9]+", str(file.relative_to(folder)).lower())
         ]
-        if not files:
-            continue
-        if suffix == ".parquet":
-            tables = [pd.read_parquet(file) for file in files]
-        elif suffix == ".jsonl":
-            tables = [
-                pd.read_json(file, lines=True, dtype=False, convert_dates=False) for file in files
-            ]
-        else:
-            separator = "," if suffix == ".csv" else "\t"
-            tables = [pd.read_csv(file, sep=separator, keep_default_na=False) for file in files]
-        return pd.concat(tables, ignore_index=True)
-    raise UserError(f"source={source} holds no {' or '.join(_SUFFIXES)} file of the split {split}")
+        if files:
+            return pd.concat(map(read_table, files), ignore_index=True)
+    formats = " or ".join(TABLE_FORMATS)
+    raise UserError(f"source={source} holds no {formats} file of the split {split}")
 
 
 def spaced(text: str) -> str:
@@ -215,15 +206,8 @@ class FineTuning:
     def _reader(
         self, training: Labelled, seed: int
     ) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
-        per_epoch = max(len(training.labels) // self.batch_size, 1)
-
-        def read(number: int) -> tuple[Tensor, Tensor, Tensor]:
-            epoch, place = divmod(number, per_epoch)
-            generator = Generator().manual_seed(seed * 1_000_003 + epoch)
-            order = torch.randperm(len(training.labels), generator=generator)
-            return training.batch(order[place * self.batch_size :][: self.batch_size])
-
-        return read
+        count = len(training.labels)
+        return lambda number: training.batch(epoch_rows(count, self.batch_size, number, seed))
 
     @torch.no_grad()
     def _hits(self, classifier: TextClassifier, test: Labelled) -> list[float]:

@@ -301,7 +301,7 @@ class ReleasedAccuracy(Experiment):
         from ritornello.experiments.arm.training import correct
 
         device, data = str(resolve_device(self.device)), self.data(seed=cell.seed)
-        path = Path(hub_snapshot(self.repository)) / arm.file
+        path = hub_snapshot(self.repository) / arm.file
         if not path.is_file():
             raise UserError(f"{self.repository} has no file {arm.file}")
         model = ARMForImageClassification(arm.image_size, 16, arm.depth, arm.dim, data.num_classes)

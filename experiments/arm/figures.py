@@ -1,16 +1,20 @@
 """Figures of ARM's reproduction, drawn from the table and the kept arrays."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ritornello.common.reporting import Figure, Results, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def figures(results: Results) -> Iterator[Figure]:
     """Accuracy by strategy, cost by strategy, error by cluster, reconstructions."""
-    drawers = (_accuracy, _cost, _clusters, _reconstruction)
-    for draw in drawers:
+    for draw in (_accuracy, _cost, _clusters, _reconstruction):
         figure = draw(results)
         if figure is not None:
             yield figure
@@ -22,9 +26,7 @@ def _accuracy(results: Results) -> Figure | None:
         return None
     figure, axes = new_figure()
     if rows.labelled.nunique() > 1:
-        for arm, group in rows.groupby("arm", sort=False):
-            means = group.groupby("labelled").value.mean()
-            axes.plot(means.index, means.values, marker="o", label=arm)
+        _lines(axes, rows, "labelled")
         axes.set(xscale="log", xlabel="labelled images", ylabel="test accuracy")
     else:
         table = rows.pivot_table("value", "arm", "seed", sort=False)
@@ -34,8 +36,6 @@ def _accuracy(results: Results) -> Figure | None:
             axes.plot(places, table[seed], "k.", alpha=0.6)
         axes.set_xticks(places, table.index, rotation=20)
         axes.set(ylabel="test accuracy")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
     caption = "Test accuracy after fine-tuning, per strategy; means over seeds (dots: each seed)."
     return Figure("accuracy_by_strategy", caption, figure)
 
@@ -57,13 +57,18 @@ def _clusters(results: Results) -> Figure | None:
     if rows.empty:
         return None
     figure, axes = new_figure()
-    for arm, group in rows.groupby("arm", sort=False):
-        means = group.groupby("cluster").value.mean()
-        axes.plot(means.index, means.values, marker="o", label=arm)
+    _lines(axes, rows, "cluster")
     axes.set(xlabel="predicted cluster", ylabel="squared error / variance")
-    axes.legend()
     caption = "Prediction error of each cluster on test images, relative to the cluster's variance."
     return Figure("error_by_cluster", caption, figure)
+
+
+def _lines(axes: "Axes", rows: pd.DataFrame, along: str) -> None:
+    """A line for every arm: means over seeds."""
+    for arm, group in rows.groupby("arm", sort=False):
+        means = group.groupby(along)["value"].mean()
+        axes.plot(means.index, means.values, marker="o", label=arm)
+    axes.legend()
 
 
 def _reconstruction(results: Results) -> Figure | None:

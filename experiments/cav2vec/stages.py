@@ -167,6 +167,34 @@ class Stages:
             )
         )
 
+    def _uptrain(
+        self,
+        model: CAV2vecForPreTraining,
+        data: SpeechData,
+        stage: Stage,
+        seed: int,
+        scratch: Path | None = None,
+        *,
+        corrupt: bool = True,
+    ) -> list[dict[str, float]]:
+        """Trains in place, on corrupted or on clean speech; the losses by step."""
+        batches = UptrainingBatches(
+            data.train,
+            training_mixer(data) if corrupt else None,
+            data.occluders("train")["object"] if corrupt else None,
+            model.encoder_config.image_size,
+            stage.batch_size,
+            stage.max_frames,
+            data.labels,
+            seed,
+            stage.batch_frames,
+        )
+        schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
+        history: list[dict[str, float]] = []
+        module = uptraining_module(model, schedule, history=history)
+        self._fit(module, batches, stage, seed=seed, scratch=scratch)
+        return history
+
     def start(self, data: SpeechData, seed: int) -> CAV2vecForPreTraining:
         """The clean start: the published checkpoint, or one trained here on clean speech."""
         if self.checkpoint is not None:
@@ -179,19 +207,7 @@ class Stages:
 
         def build(folder: Path) -> None:
             model = self._new(data, Recipe(("mlm",)), seed, stage.steps)
-            batches = UptrainingBatches(
-                data.train,
-                None,
-                None,
-                model.encoder_config.image_size,
-                stage.batch_size,
-                stage.max_frames,
-                data.labels,
-                seed,
-                stage.batch_frames,
-            )
-            schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
-            self._fit(uptraining_module(model, schedule), batches, stage, seed=seed)
+            self._uptrain(model, data, stage, seed, corrupt=False)
             model.save_pretrained(folder)
 
         name = f"cav2vec/start-{self._digest(repr(data), seed)}"
@@ -218,22 +234,7 @@ class Stages:
                 model.load_state_dict(known, strict=False)
                 if model.teacher is not None:
                     model.reset_teacher()
-            history: list[dict[str, float]] = []
-            if recipe.tasks:
-                batches = UptrainingBatches(
-                    data.train,
-                    training_mixer(data),
-                    data.occluders("train")["object"],
-                    model.encoder_config.image_size,
-                    stage.batch_size,
-                    stage.max_frames,
-                    data.labels,
-                    seed,
-                    stage.batch_frames,
-                )
-                schedule = Schedule(stage.steps, stage.learning_rate, stage.warmup_steps)
-                module = uptraining_module(model, schedule, history=history)
-                self._fit(module, batches, stage, seed=seed, scratch=scratch)
+            history = self._uptrain(model, data, stage, seed, scratch) if recipe.tasks else []
             model.save_pretrained(folder)
             (folder / "losses.json").write_text(json.dumps(history))
 

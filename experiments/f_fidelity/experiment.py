@@ -109,7 +109,7 @@ class Ranking(_OnTask):
         networks = self.trained(cell.seed, context.scratch)
         test = networks.data.test
         inputs, labels = self.on_device(test.inputs), test.labels.to(self.recipe.device)
-        model = networks.judge()[0] if arm.judge == "finetuned" else networks.original()
+        model = networks.judge() if arm.judge == "finetuned" else networks.original()
         scores = self._explain(model, inputs, labels)
         judges: nn.Module | list[nn.Module] = model
         if arm.judge == "retrained":
@@ -193,7 +193,7 @@ class JudgeCheck(_OnTask):
         networks = self.trained(cell.seed, context.scratch)
         test = networks.data.test
         inputs, labels = self.on_device(test.inputs), test.labels.to(self.recipe.device)
-        model = networks.judge()[0] if arm.judge == "finetuned" else networks.original()
+        model = networks.judge() if arm.judge == "finetuned" else networks.original()
         yield Measurement("clean_accuracy", accuracy(model, inputs, labels))
         confidences = []
         for fraction in self.fractions:
@@ -228,7 +228,7 @@ class SizeRecovery(_OnTask):
         test = networks.data.test
         if test.truth is None:
             raise UserError(f"{type(self.task).__name__} has no known explanations")
-        model = networks.judge()[0] if arm.judge == "finetuned" else networks.original()
+        model = networks.judge() if arm.judge == "finetuned" else networks.original()
         generator = torch.Generator().manual_seed(cell.seed)
         # Ties within the explanation and within the rest are broken at random.
         scores = test.truth + 0.5 * torch.rand(test.truth.shape, generator=generator)

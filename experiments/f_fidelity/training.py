@@ -1,6 +1,5 @@
 """f, f_r and ROAR's judges: trained once per run and seed, shared by arms and workers."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ritornello.common.cache import file_lock
+from ritornello.common.training.shared import train_once
 from ritornello.experiments.f_fidelity.tasks import Data, Task
 from ritornello.methods.f_fidelity import RandomRemoval, RandomRemovalFinetune, roar
 from ritornello.methods.f_fidelity.finetune import Batches, train_classifier
@@ -73,27 +72,14 @@ class Networks:
 
     def original(self) -> nn.Module:
         """f."""
+        return self._once(
+            "f", lambda: self._fit("f", 0, self.recipe.steps, self._batches(self.seed))
+        )
 
-        def train(folder: Path) -> tuple[nn.Module, dict[str, float]]:
-            recipe = self.recipe
-            model = train_classifier(
-                self._untrained(0),
-                self._batches(self.seed),
-                steps=recipe.steps,
-                optimizer=recipe.optimizer(recipe.learning_rate),
-                seed=self.seed,
-                scratch=folder / "f",
-                checkpoint_every=recipe.checkpoint_every,
-                **recipe.trainer,
-            )
-            return model, {}
+    def judge(self) -> nn.Module:
+        """f_r."""
 
-        return self._once("f", train)[0]
-
-    def judge(self) -> tuple[nn.Module, dict[str, float]]:
-        """f_r, and what fine-tuning did to its accuracy."""
-
-        def train(folder: Path) -> tuple[nn.Module, dict[str, float]]:
+        def train() -> nn.Module:
             recipe = self.recipe
             finetune = RandomRemovalFinetune(
                 recipe.finetune_steps,
@@ -105,53 +91,48 @@ class Networks:
                 optimizer=recipe.optimizer(recipe.finetune_learning_rate),
                 evaluate_every=recipe.evaluate_every,
                 seed=self.seed + 1,
-                scratch=folder / f"f_r-{recipe.beta}",
+                scratch=self.folder / f"f_r-{recipe.beta}",
                 checkpoint_every=recipe.checkpoint_every,
                 trainer=recipe.trainer,
             )
             held_out = self.data.validation.inputs, self.data.validation.labels
-            tuned = finetune(self.original(), self._batches(self.seed + 1), held_out)
-            names = ("clean_before", "clean", "removed_before", "removed", "step")
-            return tuned.model, {name: float(getattr(tuned, name)) for name in names}
+            return finetune(self.original(), self._batches(self.seed + 1), held_out).model
 
         return self._once(f"f_r-{self.recipe.beta}", train)
 
     def retrained(self, name: str, scores: Tensor) -> nn.Module:
         """ROAR's judge for the scores of the first training examples."""
 
-        def train(folder: Path) -> tuple[nn.Module, dict[str, float]]:
-            recipe = self.recipe
+        def train() -> nn.Module:
             examples = self.data.train.rows(0, len(scores))
-
-            def fresh(batches: Batches) -> nn.Module:
-                return train_classifier(
-                    self._untrained(2),
-                    batches,
-                    steps=recipe.roar_steps,
-                    optimizer=recipe.optimizer(recipe.learning_rate),
-                    seed=self.seed + 2,
-                    scratch=folder / name,
-                    checkpoint_every=recipe.checkpoint_every,
-                    **recipe.trainer,
-                )
-
-            model = roar(
-                fresh,
+            return roar(
+                lambda batches: self._fit(name, 2, self.recipe.roar_steps, batches),
                 scores,
                 examples.inputs,
                 examples.labels,
-                batch_size=recipe.batch_size,
+                batch_size=self.recipe.batch_size,
                 removal=self.task.removal,
                 seed=self.seed,
             )
-            return model, {}
 
-        return self._once(name, train)[0]
+        return self._once(name, train)
 
-    def _untrained(self, stream: int) -> nn.Module:
+    def _fit(self, name: str, stream: int, steps: int, batches: Batches) -> nn.Module:
+        """A new network, trained at f's learning rate."""
+        recipe = self.recipe
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed * 10 + stream)
-            return self.task.network()
+            untrained = self.task.network()
+        return train_classifier(
+            untrained,
+            batches,
+            steps=steps,
+            optimizer=recipe.optimizer(recipe.learning_rate),
+            seed=self.seed + stream,
+            scratch=self.folder / name,
+            checkpoint_every=recipe.checkpoint_every,
+            **recipe.trainer,
+        )
 
     def _batches(self, seed: int) -> Batches:
         train = self.data.train
@@ -164,18 +145,8 @@ class Networks:
 
         return batch
 
-    def _once(
-        self, name: str, train: Callable[[Path], tuple[nn.Module, dict[str, float]]]
-    ) -> tuple[nn.Module, dict[str, float]]:
-        """Loads what another cell of the run has trained, or trains it under a lock."""
-        file, facts = self.folder / f"{name}.pt", self.folder / f"{name}.json"
-        with file_lock(self.folder / f"{name}.lock"):
-            if not file.exists():
-                model, found = train(self.folder)
-                facts.write_text(json.dumps(found))
-                unfinished = file.with_suffix(".unfinished")
-                torch.save(model.state_dict(), unfinished)
-                unfinished.replace(file)
-        model = self.task.network()
-        model.load_state_dict(torch.load(file, weights_only=True))
-        return model.eval().to(self.recipe.device), json.loads(facts.read_text())
+    def _once(self, name: str, train: Callable[[], nn.Module]) -> nn.Module:
+        """What another cell of the run has trained, or else what `train` gives."""
+        weights = self.folder / f"{name}.safetensors"
+        model = train_once(weights, train=train, build=self.task.network)
+        return model.eval().to(self.recipe.device)

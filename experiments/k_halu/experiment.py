@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ritornello.common.chat import CachedClient, ChatClient, ContinuationScores
-from ritornello.common.evaluation import Record, Sample, evaluate
+from ritornello.common.evaluation import Answer, Record, Sample, evaluate
 from ritornello.common.evaluation.permutation import read_answer
 from ritornello.common.evaluation.report import report_rows, write_report
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
@@ -31,7 +31,7 @@ from ritornello.methods.k_halu import (
 )
 from ritornello.methods.k_halu.prompts import likelihood_context, list_prompt, numbered
 from ritornello.methods.k_halu.published import identical_cells, published_items
-from ritornello.methods.k_halu.tasks import require_scores
+from ritornello.methods.k_halu.tasks import require_scores, score_set
 
 __all__ = ["Evaluation", "Published", "figures"]
 
@@ -127,11 +127,6 @@ class Evaluation(Experiment):
 
 def joined_support(questions: Sequence[Sample], records: Sequence[Record]) -> list[Record]:
     """The five yes/no answers of each question as one set of options."""
-    from dataclasses import replace
-
-    from ritornello.common.evaluation import Answer
-    from ritornello.methods.k_halu.tasks import score_set
-
     of = defaultdict(list)
     for record in records:
         of[record.group].append(record)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ritornello.common.data.batches import epoch_rows
 from ritornello.common.training import FitResult, cosine_with_warmup, fit
 from ritornello.experiments.topograph.residual_unet import ResidualUNet
 from ritornello.experiments.topograph.unet import UNet
@@ -158,11 +159,8 @@ class Trainer:
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Batch `number`: images, masks, and whether the warm-up is over."""
-        epoch, place = divmod(number, self.steps_per_epoch)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.images), generator=generator)
-        chosen = order[place * self.recipe.batch_size :][: self.recipe.batch_size]
-        warm = torch.tensor(epoch >= self.recipe.warmup_epochs)
+        chosen = epoch_rows(len(self.images), self.recipe.batch_size, number, self.seed)
+        warm = torch.tensor(number >= self.recipe.warmup_epochs * self.steps_per_epoch)
         return self.images[chosen], self.masks[chosen], warm
 
 

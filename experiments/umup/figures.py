@@ -2,8 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from ritornello.common.reporting import Figure, Results, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _NAMES = {"sp": "standard", "mup": "μP", "umup": "u-μP"}
 _E4M3 = (-9, 8)
@@ -44,15 +50,9 @@ def _initialisation(results: Results) -> Figure:
     arms = [arm for arm in _NAMES if arm in set(rows["arm"])]
     figure, axes = new_figure(1, len(arms), width=4.0, sharey=True, squeeze=False)
     for axis, arm in zip(axes[0], arms, strict=True):
-        own = rows[rows["arm"] == arm]
-        for number, kind in enumerate(("activation", "weight", "weight_gradient")):
-            lines = own[own["tensor"].str.endswith(f" {kind}")]
-            for i, (_, group) in enumerate(lines.groupby("tensor")):
-                curve = group.groupby("width")["value"].mean()
-                label = kind.replace("_", " ") if i == 0 else None
-                axis.plot(curve.index, curve, color=f"C{number}", alpha=0.6, label=label)
+        kinds = ("activation", "weight", "weight_gradient")
+        _rms_lines(axis, rows[rows["arm"] == arm], kinds, along="width")
         axis.set(title=_NAMES[arm], xlabel="width", xscale="log", yscale="log")
-        axis.legend()
     axes[0][0].set_ylabel("RMS at initialisation")
     return Figure("initialisation", "RMS of every tensor at initialisation by width.", figure)
 
@@ -62,17 +62,21 @@ def _scales(results: Results) -> Figure:
     arms = sorted(set(rows["arm"]))
     figure, axes = new_figure(1, len(arms), width=3.6, sharey=True, squeeze=False)
     for axis, arm in zip(axes[0], arms, strict=True):
-        own = rows[rows["arm"] == arm]
-        for number, kind in enumerate(("weight", "weight_gradient")):
-            lines = own[own["tensor"].str.endswith(f" {kind}")]
-            for i, (_, group) in enumerate(lines.groupby("tensor")):
-                curve = group.groupby("step")["value"].mean()
-                label = kind.replace("_", " ") if i == 0 else None
-                axis.plot(curve.index, curve, color=f"C{number}", alpha=0.6, label=label)
+        _rms_lines(axis, rows[rows["arm"] == arm], ("weight", "weight_gradient"), along="step")
         axis.set(title=arm, xlabel="step", yscale="log")
-        axis.legend()
     axes[0][0].set_ylabel("RMS")
     return Figure("scales", "RMS of weights and weight gradients over training.", figure)
+
+
+def _rms_lines(axis: "Axes", rows: pd.DataFrame, kinds: tuple[str, ...], *, along: str) -> None:
+    """A line for every tensor, in the colour of its kind."""
+    for number, kind in enumerate(kinds):
+        lines = rows[rows["tensor"].str.endswith(f" {kind}")]
+        for i, (_, group) in enumerate(lines.groupby("tensor")):
+            curve = group.groupby(along)["value"].mean()
+            label = kind.replace("_", " ") if i == 0 else None
+            axis.plot(curve.index, curve, color=f"C{number}", alpha=0.6, label=label)
+    axis.legend()
 
 
 def _exponents(results: Results) -> Figure:

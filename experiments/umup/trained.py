@@ -10,6 +10,7 @@ import torch
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Experiment
+from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.umup.corpus import Corpus, Source
 from ritornello.experiments.umup.training import Arm, Recipe, build, train, validation_loss
 
@@ -52,8 +53,6 @@ class Trained(Experiment):
                 rate=2.0**log2_rate, seed=seed, scratch=folder,
             )  # fmt: skip
             losses[name] = validation_loss(model, self.corpus, recipe)
-            unfinished = done.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(losses))
-            unfinished.replace(done)
+            write_atomically(done, json.dumps(losses))
             (folder / "training.pt").unlink(missing_ok=True)
         return losses[name]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ritornello.common.data.tables import read_table
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation import SampleError
 from ritornello.common.models.hub import hub_snapshot
@@ -198,7 +199,7 @@ def _table(
         files = sorted(file for file in folder.rglob("*") if file.suffix in _FORMATS)
     seen = []
     for file in files:
-        table = _read(file)
+        table = read_table(file)
         if columns <= set(table.columns):
             return file, table.to_dict("records")
         seen.append(f"{file.name} (lacks {sorted(columns - set(table.columns))})")
@@ -206,16 +207,3 @@ def _table(
         f"{path_or_id} has no .csv, .parquet or .jsonl file with the columns {sorted(columns)}; "
         f"found {seen or 'none'}"
     )
-
-
-def _read(file: Path) -> Any:
-    import pandas as pd
-
-    try:
-        if file.suffix == ".csv":
-            return pd.read_csv(file, keep_default_na=False)
-        if file.suffix == ".parquet":
-            return pd.read_parquet(file)
-        return pd.read_json(file, lines=True)
-    except (ValueError, OSError) as error:  # what pandas and pyarrow raise for broken files
-        raise UserError(f"{file.name} cannot be read: {error}") from error

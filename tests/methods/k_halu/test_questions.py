@@ -160,7 +160,6 @@ def test_options_say_what_their_label_says(seed, lang):
     for sample in make_synthetic_khalu(60, seed, lang):
         texts = [choice.text for choice in sample.choices]
         assert len(set(texts)) == 5
-        subjects = set()
         facts = []
         faithful = sample.labels["polarity"] == "faithful"
         for place, (text, statement) in enumerate(
@@ -172,7 +171,6 @@ def test_options_say_what_their_label_says(seed, lang):
                 assert statement.value != statement.fact.value
             if statement.fact:
                 facts.append(statement.fact.relation.name)
-            subjects |= {text}
         assert len(facts) == len(set(facts))
         assert sample.gold == tuple(sorted(sample.gold))
         if lang == "ko":

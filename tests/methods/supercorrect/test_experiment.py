@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from shop import ShopSolver, shop_problems, shop_split
 
 from ritornello.common.chat import (
     CapabilityError,
@@ -26,12 +27,7 @@ from ritornello.experiments.supercorrect.language_model import (
     _divide,
     _fitting,
 )
-from ritornello.experiments.supercorrect.problem_sets import (
-    ShopSolver,
-    math_problems,
-    shop_problems,
-    shop_split,
-)
+from ritornello.experiments.supercorrect.problem_sets import math_problems
 from ritornello.experiments.supercorrect.student import (
     WordModelClient,
     build_model,

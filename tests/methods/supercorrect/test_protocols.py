@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from shop import shop_problems
 
 from ritornello.common.chat import ScriptedClient
-from ritornello.experiments.supercorrect.problem_sets import shop_problems
 from ritornello.methods.supercorrect import (
     HierarchicalTemplate,
     MathProblem,
