@@ -1,9 +1,11 @@
 """The arms: CoMM and what it is compared with, on whatever encoders a part brings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ritornello.common.errors import UserError
 from ritornello.methods.comm import (
@@ -11,11 +13,13 @@ from ritornello.methods.comm import (
     CrossModal,
     CrossSelf,
     FactorCL,
+    FineTuned,
     FusionTransformer,
     MultimodalEncoder,
     SupCon,
     Supervised,
 )
+from ritornello.methods.comm.baselines import SeparateEncoders
 from ritornello.methods.comm.model import projection_head
 
 
@@ -57,8 +61,18 @@ class Arm:
     supervised = False
 
     def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
-        """A fresh model with `training_loss` and `features`."""
+        """A fresh model with `training_loss` and `features`.
+
+        Args:
+            n_classes: classes of a sample, or with `multilabel` its columns of labels or numbers.
+        """
         raise TypeError(f"{type(self).__name__} does not define build()")
+
+    def stages(
+        self, architecture: Architecture, n_classes: int, multilabel: bool
+    ) -> Iterator[nn.Module]:
+        """The models that are trained one after the other; the last of them is measured."""
+        yield self.build(architecture, n_classes, multilabel)
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,39 @@ class CoMMArm(Arm):
         """CoMM with a head of this width."""
         head = projection_head(architecture.width, self.head_hidden, self.head_dim)
         return CoMM(architecture.fused(), head, temperature=self.temperature, weights=self.weights)
+
+
+@dataclass(frozen=True)
+class FineTunedArm(CoMMArm):
+    """CoMM, then its encoder trained with labels for as many steps again."""
+
+    supervised = True
+
+    def stages(
+        self, architecture: Architecture, n_classes: int, multilabel: bool
+    ) -> Iterator[nn.Module]:
+        """CoMM, and what its encoder becomes with labels."""
+        comm = self.build(architecture, n_classes, multilabel)
+        assert isinstance(comm, CoMM)
+        yield comm
+        yield FineTuned(comm.encoder, n_classes if multilabel else None)
+
+
+class Joined(SeparateEncoders):
+    """The outputs of all encoders, joined."""
+
+    def features(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        """What a probe reads."""
+        return {"backbone": torch.cat(self.backbone(inputs), dim=1)}
+
+
+@dataclass(frozen=True)
+class FrozenArm(Arm):
+    """Pretrained encoders as they come: nothing is trained but the probe."""
+
+    def build(self, architecture: Architecture, n_classes: int, multilabel: bool) -> nn.Module:
+        """The encoders, side by side."""
+        return Joined(architecture.encoders).requires_grad_(False)
 
 
 @dataclass(frozen=True)

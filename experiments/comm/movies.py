@@ -49,6 +49,48 @@ def sentence_encoder(name: str = "sentence-transformers/clip-ViT-B-32-multilingu
     return AutoModel.from_pretrained(folder, local_files_only=True), tokenizer
 
 
+class QueryTokens(nn.Module):
+    """What BLIP-2's queries learn of a picture: the Q-Former's output on the patches.
+
+    Args:
+        model: transformers' `Blip2VisionModelWithProjection`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, pixel_values: Tensor) -> Any:
+        """Queries (batch, 32, 768) as `last_hidden_state`."""
+        patches = self.model.vision_model(pixel_values=pixel_values).last_hidden_state  # type: ignore
+        queries = self.model.query_tokens.expand(len(patches), -1, -1)  # type: ignore[operator]
+        return self.model.qformer(query_embeds=queries, encoder_hidden_states=patches)  # type: ignore
+
+
+def blip2_vision(name: str = "Salesforce/blip2-itm-vit-g") -> nn.Module:
+    """BLIP-2's picture encoder after its first stage of training, Q-Former included."""
+    from transformers import Blip2VisionModelWithProjection
+
+    folder = hub_snapshot(name)
+    return QueryTokens(
+        Blip2VisionModelWithProjection.from_pretrained(folder, local_files_only=True)
+    )
+
+
+def blip2_text(name: str = "Salesforce/blip2-itm-vit-g") -> Any:
+    """The same Q-Former as text encoder, without queries, and its tokenizer."""
+    from transformers import AutoTokenizer, Blip2TextModelWithProjection
+
+    folder = hub_snapshot(name)
+    model = Blip2TextModelWithProjection.from_pretrained(folder, local_files_only=True)
+    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _width(model: Any) -> int:
+    """Of the encoder's tokens."""
+    return getattr(model.config, "qformer_config", model.config).hidden_size
+
+
 class FrozenTokens(nn.Module):
     """Tokens of a frozen transformers encoder; padding where the ids are the tokenizer's.
 
@@ -175,7 +217,7 @@ class Movies(Contrastive):
                 PooledTokens(FrozenTokens(vision)),
                 PooledTokens(FrozenTokens(text, tokenizer.pad_token_id)),
             ]
-            widths = [vision.config.hidden_size, text.config.hidden_size]  # type: ignore[union-attr]
+            widths = [_width(vision), _width(text)]
             if len(set(widths)) > 1:
                 raise UserError(f"both encoders must have one width, got {widths}")
             return FrozenArchitecture(parts, [None, None], widths, widths[0])  # type: ignore

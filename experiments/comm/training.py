@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -91,16 +92,14 @@ class Contrastive(Experiment):
         multilabel: bool = False,
         steps: int | None = None,
     ) -> nn.Module:
-        """Trains a fresh model; a grid coordinate `lr` replaces the arm's rate.
+        """Trains a fresh model, by stages; a grid coordinate `lr` replaces the arm's rate.
 
         Args:
             architecture: makes the encoders; their weights come from the cell's seed.
             batch: the batch of a number and a size.
-            steps: in place of the recipe's.
+            steps: of each stage, in place of the recipe's.
         """
         recipe = self.recipe if steps is None else replace(self.recipe, steps=steps)
-        torch.manual_seed(cell.seed)
-        model = arm.build(architecture(), n_classes, multilabel)
         size = arm.batch or recipe.batch
 
         def schedule(optimizer: torch.optim.Optimizer) -> Any:
@@ -109,28 +108,33 @@ class Contrastive(Experiment):
                 optimizer, steps=recipe.steps, warmup_steps=recipe.warmup_steps, final_ratio=0.01
             )
 
-        def watch(step: int, output: LossOutput) -> None:
+        def watch(before: int, step: int, output: LossOutput) -> None:
             if step % recipe.log_every == 0:
                 values = {f"term_{k}": v.item() for k, v in enumerate(output.per_term)}
-                context.log(step, loss=output.loss.item(), **values)
+                context.log(before + step, loss=output.loss.item(), **values)
 
-        module = lightning_module(
-            model,
-            augment=augment,
-            lr=float(cell.coordinates.get("lr", arm.lr or recipe.lr)),
-            weight_decay=recipe.weight_decay,
-            schedule=None if recipe.warmup_steps is None else schedule,
-            watch=watch,
-        )
-        fit(
-            module,
-            lambda number: batch(number, size),
-            steps=recipe.steps,
-            seed=cell.seed,
-            scratch=context.scratch,
-            checkpoint_every=recipe.checkpoint_every,
-            accelerator="gpu" if recipe.device.startswith("cuda") else "cpu",
-        )
+        torch.manual_seed(cell.seed)
+        model: nn.Module = nn.Identity()
+        for stage, model in enumerate(arm.stages(architecture(), n_classes, multilabel)):
+            if not any(p.requires_grad for p in model.parameters()):
+                continue
+            module = lightning_module(
+                model,
+                augment=augment,
+                lr=float(cell.coordinates.get("lr", arm.lr or recipe.lr)),
+                weight_decay=recipe.weight_decay,
+                schedule=None if recipe.warmup_steps is None else schedule,
+                watch=partial(watch, stage * recipe.steps),
+            )
+            fit(
+                module,
+                lambda number: batch(number, size),
+                steps=recipe.steps,
+                seed=cell.seed,
+                scratch=context.scratch / f"stage_{stage}" if stage else context.scratch,
+                checkpoint_every=recipe.checkpoint_every,
+                accelerator="gpu" if recipe.device.startswith("cuda") else "cpu",
+            )
         return model.eval().to(recipe.device)
 
     def embed(
@@ -223,7 +227,10 @@ class TensorTask(Contrastive):
         steps = None
         if self.epochs is not None:
             steps = self.epochs * max(1, len(labels) // (arm.batch or self.recipe.batch))
-        return self.train(arm, architecture, batch, augment, cell, context, n_classes, steps=steps)
+        return self.train(
+            arm, architecture, batch, augment, cell, context, n_classes, labels.ndim > 1,
+            steps=steps,
+        )  # fmt: skip
 
     def first_features(
         self, model: nn.Module, *splits: tuple[list[Tensor], Tensor]

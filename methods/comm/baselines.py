@@ -285,11 +285,21 @@ class SupCon(SeparateEncoders):
         return LossOutput(loss, loss[None], retrieval_accuracy(z[0], z[1])[None], ("supcon",))
 
 
+def _column_loss(found: Tensor, labels: Tensor) -> LossOutput:
+    """Squared error of columns of numbers; cross entropy of 0/1 columns, with the share told."""
+    if labels.is_floating_point():
+        loss, name = F.mse_loss(found, labels), "squared_error"
+        return LossOutput(loss, loss[None], loss.new_full((1,), math.nan), (name,))
+    loss = F.binary_cross_entropy_with_logits(found, labels.to(found.dtype))
+    hit = ((found > 0) == labels.bool()).float().mean()
+    return LossOutput(loss, loss[None], 100 * hit[None], ("cross_entropy",))
+
+
 class Supervised(nn.Module):
-    """Cross entropy on CoMM's own architecture; from a trained encoder, CoMM fine-tuned.
+    """Cross entropy on CoMM's own architecture, from scratch.
 
     Args:
-        encoder: fresh or trained.
+        encoder: fresh.
         n_classes: classes; with `multilabel`, independent labels.
     """
 
@@ -308,12 +318,53 @@ class Supervised(nn.Module):
             raise ValueError("labels must be given: this baseline is supervised")
         logits = self.classifier(self.encoder(augment(inputs)))
         if self.multilabel:
-            loss = F.binary_cross_entropy_with_logits(logits, labels.float())
-            hit = ((logits > 0) == labels.bool()).float().mean()
-        else:
-            loss = F.cross_entropy(logits, labels)
-            hit = (logits.argmax(dim=1) == labels).float().mean()
+            return _column_loss(logits, labels)
+        loss = F.cross_entropy(logits, labels)
+        hit = (logits.argmax(dim=1) == labels).float().mean()
         return LossOutput(loss, loss[None], 100 * hit[None], ("cross_entropy",))
+
+    def features(self, inputs: Sequence[Any]) -> dict[str, Float[Tensor, "batch dim"]]:
+        """The fused embedding."""
+        return {"fused": self.encoder(inputs)}
+
+
+class FineTuned(nn.Module):
+    """CoMM trained further with labels, end to end: the supervised rows of its tables.
+
+    With one class a sample, two augmentations of a tuple and all others of its class attract each
+    other (supervised contrast on the fused embedding); columns of labels or numbers are read off it
+    by a linear layer.
+
+    Args:
+        encoder: of a trained CoMM.
+        columns: of labels or numbers; None for one class a sample.
+        temperature: of the contrast.
+    """
+
+    def __init__(
+        self, encoder: MultimodalEncoder, columns: int | None = None, *, temperature: float = 0.07
+    ) -> None:
+        super().__init__()
+        self.encoder, self.temperature = encoder, temperature
+        width = encoder.fusion_transformer.width
+        self.readout = None
+        if columns is not None:
+            self.readout = nn.Linear(width, columns)
+            nn.init.zeros_(self.readout.weight)
+            nn.init.zeros_(self.readout.bias)
+
+    def training_loss(
+        self, inputs: Sequence[Any], augment: Augment, labels: Tensor | None = None
+    ) -> LossOutput:
+        """The loss of a batch; needs labels."""
+        if labels is None:
+            raise ValueError("labels must be given: fine-tuning is supervised")
+        if self.readout is not None:
+            return _column_loss(self.readout(self.encoder(augment(inputs))), labels)
+        z = torch.stack([self.encoder(augment(inputs)) for _ in range(2)], dim=1)
+        loss = supcon_loss(z, labels, self.temperature)
+        accuracy = retrieval_accuracy(z[:, 0], z[:, 1])
+        return LossOutput(loss, loss[None], accuracy[None], ("supcon",))
 
     def features(self, inputs: Sequence[Any]) -> dict[str, Float[Tensor, "batch dim"]]:
         """The fused embedding."""

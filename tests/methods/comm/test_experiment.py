@@ -16,10 +16,12 @@ from ritornello.experiments.comm.arms import (
     CrossArm,
     CrossSelfArm,
     FactorCLSupArm,
+    FineTunedArm,
+    FrozenArm,
     SupervisedArm,
 )
 from ritornello.experiments.comm.health import Health
-from ritornello.experiments.comm.movies import Movies
+from ritornello.experiments.comm.movies import FrozenTokens, Movies, QueryTokens
 from ritornello.experiments.comm.pictures import alexnet_architecture
 from ritornello.experiments.comm.robots import Forces, Robots
 from ritornello.experiments.comm.training import Recipe
@@ -136,6 +138,7 @@ def mimic_file(folder, stays=40, **changed):
     [
         (CoMMArm(head_hidden=16, head_dim=8), 7),
         (FactorCLSupArm(embed_dim=8, critic_hidden=8), -1),
+        (FineTunedArm(head_hidden=16, head_dim=8), 7),
         (SupervisedArm(), -1),
     ],
 )
@@ -195,6 +198,7 @@ def episodes(tmp_path):
         (CoMMArm(head_hidden=16, head_dim=8), "contact", ("image", "force", "proprio"), "accuracy"),
         (CoMMArm(head_hidden=16, head_dim=8), "effector", ("image", "force"), "error"),
         (FactorCLSupArm(embed_dim=8, critic_hidden=8), "effector", ("image", "force"), "error"),
+        (FineTunedArm(head_hidden=16, head_dim=8), "effector", ("image", "force"), "error"),
     ],
 )
 def test_robots_train_and_are_probed(episodes, context, arm, task, modalities, metric):
@@ -290,6 +294,33 @@ def tiny_text():
     return DistilBertModel(config), Words()
 
 
+def tiny_blip2():
+    from transformers import Blip2Config
+
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    vision = {**size, "num_attention_heads": 2, "patch_size": 112}
+    qformer = {**size, "num_attention_heads": 2, "vocab_size": 32, "use_qformer_text_input": True}
+    words = {"model_type": "opt", "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 32}
+    return Blip2Config(
+        vision_config=vision, qformer_config=qformer, text_config=words, num_query_tokens=3,
+        image_text_hidden_size=8,
+    )  # fmt: skip
+
+
+def tiny_queries():
+    from transformers import Blip2VisionModelWithProjection
+
+    model = Blip2VisionModelWithProjection(tiny_blip2())
+    torch.nn.init.normal_(model.query_tokens)
+    return QueryTokens(model)
+
+
+def tiny_words():
+    from transformers import Blip2TextModelWithProjection
+
+    return Blip2TextModelWithProjection(tiny_blip2()), Words()
+
+
 @pytest.fixture
 def mmimdb(tmp_path):
     """Three films a split."""
@@ -309,7 +340,13 @@ def mmimdb(tmp_path):
 
 @pytest.mark.parametrize(
     "arm",
-    [CoMMArm(head_hidden=16, head_dim=8), CrossSelfArm(hidden=16, embed_dim=8), SupervisedArm()],
+    [
+        CoMMArm(head_hidden=16, head_dim=8),
+        CrossSelfArm(hidden=16, embed_dim=8),
+        FineTunedArm(head_hidden=16, head_dim=8),
+        FrozenArm(),
+        SupervisedArm(),
+    ],
 )
 def test_films_train_and_are_probed(mmimdb, context, arm):
     part = Movies(
@@ -327,6 +364,60 @@ def test_films_train_and_are_probed(mmimdb, context, arm):
     assert measured[0].value > 50  # every film is a drama
     after = part.encoders[1].state_dict()["transformer.layer.0.ffn.lin1.weight"]
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("arm", [CoMMArm(head_hidden=16, head_dim=8), FrozenArm()])
+def test_films_are_probed_on_blip2(mmimdb, context, arm):
+    part = Movies(
+        Recipe(steps=1, batch=4, warmup_steps=0),
+        {"costs": [1.0]},
+        folder=str(mmimdb),
+        vision=tiny_queries,
+        text=tiny_words,
+        tokens=8,
+    )
+    part.prepare()
+    measured = list(part.measure(arm, Cell("movies", "arm", 0), context))
+    assert [m.metric for m in measured] == ["f1_weighted", "f1_macro"]
+
+
+def test_blip2_gives_its_queries_of_a_picture_and_the_words_of_a_text():
+    """BLIP-2 projects and normalises the queries' output; texts are read without queries."""
+    vision, (text, words) = tiny_queries().eval(), tiny_words()
+    pictures = torch.randn(2, 3, 224, 224)
+    queries = FrozenTokens(vision)(pictures)["token_embeddings"]
+    assert queries.shape == (2, 3, 16)
+    projected = torch.nn.functional.normalize(vision.model.vision_projection(queries), dim=-1)
+    torch.testing.assert_close(vision.model(pictures).image_embeds, projected)
+    ids = words(["a war", "love"], max_length=8)["input_ids"]
+    tokens = FrozenTokens(text.eval(), words.pad_token_id)(ids)
+    assert tokens["token_embeddings"].shape == (2, 8, 16)
+    assert tokens["attention_mask"].sum(dim=1).tolist() == [1, 2]
+    longer = FrozenTokens(text, words.pad_token_id)(torch.nn.functional.pad(ids, (0, 3)))
+    torch.testing.assert_close(longer["token_embeddings"][:, :4], tokens["token_embeddings"][:, :4])
+
+
+def test_fine_tuning_takes_up_the_trained_encoder(multibench, tmp_path, monkeypatch):
+    """Its second stage starts from the first one's weights, and goes on from its own checkpoint."""
+    cell = Cell("affect", "arm", 0, {"dataset": "mosi"})
+    arm, curves = FineTunedArm(head_hidden=16, head_dim=8), []
+    for number, every in enumerate((0, 1)):
+        folder = tmp_path / str(number)
+        (folder / "artifacts").mkdir(parents=True)
+        context = CellContext(folder / "scratch", folder / "artifacts")
+        context.scratch.mkdir()
+        recipe = Recipe(steps=2, batch=6, checkpoint_every=every, log_every=1)
+        part = Affect(recipe, {"costs": [1.0]}, folder=str(multibench), datasets=("mosi",))
+        list(part.measure(arm, cell, context))
+        lines = (folder / "artifacts" / "log.jsonl").read_text().splitlines()
+        curves.append([json.loads(line) for line in lines])
+        if every:  # a run killed before the second stage's end
+            (context.scratch / "stage_1" / "training.pt").unlink()
+            list(part.measure(arm, cell, context))
+            again = (folder / "artifacts" / "log.jsonl").read_text().splitlines()[len(lines) :]
+            assert [json.loads(line) for line in again] == curves[0][2:]
+    assert curves[0] == curves[1]
+    assert [row["step"] for row in curves[0]] == [0, 1, 2, 3]
 
 
 def test_a_missing_film_folder_is_told():

@@ -16,6 +16,7 @@ from ritornello.methods.comm import (
     FactorCL,
     FactorCLLoss,
     FeaturesInputAdapter,
+    FineTuned,
     FusionTransformer,
     MultimodalEncoder,
     SimpleFeaturesInputAdapter,
@@ -276,6 +277,8 @@ def baseline(name):
     encoders = [nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(4, 8)]
     if name == "supervised":
         return Supervised(small_encoder(), 3)
+    if name == "fine_tuned":
+        return FineTuned(small_encoder())
     if name.startswith("factorcl"):
         task = 3 if name == "factorcl_sup" else None
         return FactorCL(encoders, [8, 8], embed_dim=4, critic_hidden=8, task_dim=task)
@@ -284,7 +287,8 @@ def baseline(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["cross", "cross_self", "supcon", "factorcl", "factorcl_sup", "supervised"]
+    "name",
+    ["cross", "cross_self", "supcon", "factorcl", "factorcl_sup", "supervised", "fine_tuned"],
 )
 def test_baselines_train_every_parameter(name):
     torch.manual_seed(0)
@@ -298,7 +302,23 @@ def test_baselines_train_every_parameter(name):
         assert features.shape[0] == 6
 
 
-@pytest.mark.parametrize("name", ["supcon", "factorcl_sup", "supervised"])
+@pytest.mark.parametrize("labels", [random(6, 3), (random(6, 3) > 0).long()])
+def test_fine_tuning_on_columns_reads_them_off_the_embedding(labels):
+    torch.manual_seed(0)
+    model, inputs = FineTuned(small_encoder(), columns=3), [random(6, 6), random(6, 4)]
+    first = model.training_loss(inputs, identity, labels)
+    flat = math.log(2) if labels.dtype == torch.long else labels.square().mean().item()
+    assert first.loss.item() == pytest.approx(flat, rel=1e-5)  # the readout starts at zero
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        output = model.training_loss(inputs, identity, labels)
+        output.loss.backward()
+        optimizer.step()
+    assert output.loss.item() < 0.7 * flat
+
+
+@pytest.mark.parametrize("name", ["supcon", "factorcl_sup", "supervised", "fine_tuned"])
 def test_supervised_baselines_ask_for_labels(name):
     with pytest.raises(ValueError, match="labels"):
         baseline(name).training_loss([random(6, 6), random(6, 4)], identity)
