@@ -25,12 +25,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, scales: tuple) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(flat, weight)
         ctx.scales, ctx.shape = scales, x.shape
         scale = scales[0]
         if bias is None:
-            out = torch.addmm(x.new_empty(1), flat, weight.t(), beta=0, alpha=scale)
+            out = flat.new_empty(len(flat), len(weight))
+            out.addmm_(flat, weight.t(), beta=0, alpha=scale)
         else:
             out = torch.addmm(bias, flat, weight.t(), beta=scale, alpha=scale)
         return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[1])
