@@ -1,12 +1,13 @@
 """A vLLM engine in this process as a chat client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ritornello.common.chat.continuations import encode_continuations
 from ritornello.common.chat.protocol import (
     CapabilityError,
     Completion,
+    ContextLengthError,
     ContinuationScores,
     GenerationParams,
     OnCompletion,
@@ -42,13 +43,20 @@ class VLLMClient:
         *,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
-        """As `ChatClient.generate`; first-token settings raise CapabilityError."""
+        """As `ChatClient.generate`; first-token settings raise CapabilityError.
+
+        A prompt that fills the engine's context raises ContextLengthError; an answer that reaches
+        its end has finish reason "length".
+        """
         asked = [as_prompt(prompt) for prompt in prompts]
         require_capabilities(self, asked, params)
         if params.first_token_temperature is not None or params.banned_first_token_ids:
             raise CapabilityError("first-token settings need a TransformersClient")
+        if not asked:
+            return []
         settings = [self._settings(prompt, params) for prompt in asked]
         tokens = self._encode([self._render(prompt) for prompt in asked])
+        self._check_lengths(tokens)
         outputs = self._engine.generate(
             [{"prompt_token_ids": ids} for ids in tokens], settings, use_tqdm=False
         )
@@ -73,6 +81,7 @@ class VLLMClient:
             for ids in encoded:
                 requests.append({"prompt_token_ids": prompt_ids + ids})
                 owners.append((index, len(prompt_ids)))
+        self._check_lengths([request["prompt_token_ids"] for request in requests])
         settings = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
         outputs = self._engine.generate(requests, settings, use_tqdm=False)
         tokens: list[list[tuple[float, ...]]] = [[] for _ in prompts]
@@ -113,8 +122,23 @@ class VLLMClient:
             return []
         return self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
 
+    def _check_lengths(self, encoded: Sequence[Sequence[int]]) -> None:
+        """Before anything is queued: what an engine refuses half way stays in its queue."""
+        limit = self._engine.llm_engine.model_config.max_model_len
+        for index, ids in enumerate(encoded):
+            if not ids:
+                raise ValueError(f"prompt {index} is empty: it needs at least one token")
+            if len(ids) >= limit:
+                raise ContextLengthError(
+                    f"prompt {index} has {len(ids)} tokens and at least one follows, but the "
+                    f"engine's max_model_len is {limit}"
+                )
+
     def _completion(self, output, params: GenerationParams) -> Completion:
         answer = output.outputs[0]
+        if answer.finish_reason not in ("stop", "length"):
+            told = f"vLLM ended the request with finish_reason {answer.finish_reason!r}"
+            return Completion("", "error", error=told, model=self.model_id)
         reason = answer.stop_reason
         if reason is None and answer.finish_reason == "stop":
             reason = answer.token_ids[-1]  # vLLM leaves it out where the model's own end token came
@@ -123,10 +147,7 @@ class VLLMClient:
             pairs = list(zip(answer.token_ids, answer.logprobs, strict=True))
             logprobs = tuple(best[token].logprob for token, best in pairs)
             if params.logprobs:
-                alternatives = tuple(
-                    {entry.decoded_token: entry.logprob for entry in best.values()}
-                    for _, best in pairs
-                )
+                alternatives = tuple(_likeliest(best, params.logprobs) for _, best in pairs)
         return Completion(
             text=answer.text,
             finish_reason="length" if answer.finish_reason == "length" else "stop",
@@ -134,9 +155,20 @@ class VLLMClient:
             stop_reason=reason,
             logprobs=logprobs,
             top_logprobs=alternatives,
-            usage=Usage(len(output.prompt_token_ids), len(answer.token_ids)),
+            usage=Usage(
+                len(output.prompt_token_ids), len(answer.token_ids), output.num_cached_tokens or 0
+            ),
             model=self.model_id,
         )
+
+
+def _likeliest(entries: Mapping[int, Any], count: int) -> dict[str, float]:
+    """Token text -> log-probability of the most probable; vLLM lists the drawn token besides."""
+    named: dict[str, float] = {}
+    for entry in sorted(entries.values(), key=lambda entry: entry.rank):
+        if entry.rank <= count:
+            named.setdefault(entry.decoded_token, entry.logprob)
+    return named
 
 
 def load_vllm(model: str, **options: object) -> Any:

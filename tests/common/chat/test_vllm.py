@@ -5,7 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ritornello.common.chat import GenerationParams, Message, VLLMClient, replicates
+from ritornello.common.chat import (
+    ContextLengthError,
+    GenerationParams,
+    Message,
+    VLLMClient,
+    replicates,
+)
 from ritornello.common.chat.vllm import load_vllm
 from ritornello.common.errors import UserError
 
@@ -17,6 +23,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.settings = []
         self.prompts = []
+        self.finish_reason = "stop"
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64))
 
     def get_tokenizer(self):
         return self.tokenizer
@@ -36,12 +44,15 @@ class Engine:
         text = SimpleNamespace(
             text="ok",
             token_ids=answer,
-            finish_reason="stop",
+            finish_reason=self.finish_reason,
             stop_reason=None,
             logprobs=[entry(i) for i in answer],
         )
         return SimpleNamespace(
-            outputs=[text], prompt_token_ids=ids, prompt_logprobs=[None, *map(entry, ids[1:])]
+            outputs=[text],
+            prompt_token_ids=ids,
+            prompt_logprobs=[None, *map(entry, ids[1:])],
+            num_cached_tokens=3,
         )
 
 
@@ -64,6 +75,26 @@ def test_requests_and_answers_are_translated(engine, tokenizer):
     # the engine names no stop reason for the model's own end token
     assert answers[0].stop_reason == tokenizer.eos_token_id
     assert answers[0].logprobs == tuple(-i / 10 for i in answers[0].token_ids)
+    # a drawn token that is not among the asked-for alternatives is listed besides them
+    expected = tuple({} if i % 2 else {str(i): -i / 10} for i in answers[0].token_ids)
+    assert answers[0].top_logprobs == expected
+    assert answers[0].usage.cached_tokens == 3
+    assert client.generate([], params) == []
+
+
+def test_an_engine_that_gave_up_and_a_prompt_too_long_are_told(engine):
+    client = VLLMClient(engine, model_id="v")
+    engine.finish_reason = "abort"
+    answer = client.generate(["a"], GenerationParams())[0]
+    assert (answer.finish_reason, "abort" in answer.error) == ("error", True)
+    sent = len(engine.prompts)
+    with pytest.raises(ContextLengthError, match=r"prompt 1 has 70 tokens.*64"):
+        client.generate(["a", "b" * 70], GenerationParams())
+    with pytest.raises(ContextLengthError, match="64"):
+        client.score_continuations(["b" * 60], [["c" * 10]])
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        client.generate([""], GenerationParams())
+    assert len(engine.prompts) == sent
 
 
 def test_continuations_are_scored_by_prompt_logprobs(engine, tokenizer):
