@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,16 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Folders with modules that several test files import.
+_SHARED = (
+    "golden",
+    "common/evaluation",
+    "methods/cav2vec",
+    "methods/comm",
+    "methods/supercorrect",
+)
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in _SHARED]
 
 
 @pytest.fixture(scope="session")

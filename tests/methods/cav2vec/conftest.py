@@ -1,7 +1,4 @@
-"""Lets the tests of this folder import the golden recipe, and keeps made speech out of the home."""
-
-import sys
-from pathlib import Path
+"""Keeps made speech out of the home."""
 
 import numpy as np
 import pytest
@@ -9,8 +6,6 @@ import pytest
 from ritornello.common.data.speech.av_speech import SyntheticAVSpeech
 from ritornello.common.data.speech.mixing import AudioMixer
 from ritornello.common.data.speech.noise import make_noise
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

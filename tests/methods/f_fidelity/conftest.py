@@ -1,27 +1,15 @@
-"""The fill recipe of the golden values, and linear judges made with it."""
+"""Linear judges made with the fill recipe of the golden values."""
 
-import zlib
-
+import golden_fill
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 
-def fill_values(name, shape):
-    """Values in [-1, 1) from a counter-based hash of the name; see tests/golden/*/README.md."""
-    i = np.arange(1, int(np.prod(shape)) + 1, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        z = i * np.uint64(0x9E3779B97F4A7C15) + np.uint64(zlib.crc32(name.encode()))
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return (2 * ((z >> np.uint64(11)) * 2.0**-53) - 1).reshape(shape)
-
-
 @pytest.fixture
 def fill():
-    return fill_values
+    return golden_fill.fill
 
 
 class LinearJudge(nn.Module):

@@ -1,8 +1,6 @@
 """Searches on losses whose answer is known; trained cells resume to the same curve."""
 
 import math
-import re
-from importlib.resources import files
 
 import pytest
 import torch
@@ -93,11 +91,3 @@ def test_killed_training_resumes_to_the_identical_curve(tmp_path):
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run(tmp_path / "killed", kill)
     assert run(tmp_path / "killed") == straight
-
-
-def test_readme_example_runs():
-    text = (files("ritornello.methods.umup") / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
-    scope: dict = {}
-    exec(block, scope)
-    assert scope["loss"].isfinite()
