@@ -1,6 +1,7 @@
 """What running costs: two workers against one, and importing every method against torch alone."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,9 @@ def agree(ours: list[float], peer: list[float]) -> None:
 
 
 def python(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True)
+    """Runs `code` anew, with bytecode kept as after an installation; torch's is there already."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=kept)
 
 
 def benchmarks() -> Iterator[Benchmark]:

@@ -23,8 +23,8 @@ _UNIT_WORDS = (  # noqa: SIM905
     "cm 2,rs .,rs,kg,g,month,km,m,cm,mm,apple,liter,loss,yard,pure,year,increase,decrease,d,"
     "less,Surface,litre,pi sq m,s .,metre,meter,inch"
 ).split(",")
-_UNITS = [
-    (words.split(".")[0], re.compile(rf"(^|\W){words}($|\W)"))
+_UNITS = [  # text any match contains, pattern: left to `re` to compile and keep when it is met
+    (words.split(".")[0], rf"(^|\W){words}($|\W)")
     for words in (*_UNIT_WORDS, *(f"{base}s" for base in _UNIT_WORDS))
 ]
 _UNIT_NAMES = {unit for base in _UNIT_WORDS for unit in (base, f"{base}s")} | {"dollars", "cents"}
@@ -144,7 +144,7 @@ def _drop_units_anywhere(text: str) -> str:
     for _ in range(2):
         for literal, pattern in _UNITS:
             if literal in text:
-                text = pattern.sub(r"\1\2", text) or text
+                text = re.sub(pattern, r"\1\2", text) or text
     return text
 
 
