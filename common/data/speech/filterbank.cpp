@@ -69,28 +69,34 @@ void load(const float* signal, const Frames& frames, Complex* z) {
   for (int64_t i = frames.length / 2; i < HALF; ++i) z[i] = Complex{};
 }
 
-// Complex transform of 256 points in place, decimation in frequency by four; the result at place
-// p belongs to the frequency whose four base-4 digits are those of p in reverse.
-void transform(Complex* z) {
-  for (int size = HALF; size > 1; size /= 4) {
-    const int quarter = size / 4, step = POINTS / size;
-    for (int block = 0; block < HALF; block += size) {
-      for (int j = 0; j < quarter; ++j) {
-        const int p = block + j, q = p + quarter, r = q + quarter, s = r + quarter;
-        const Complex a = z[p] + z[r], b = z[p] - z[r], c = z[q] + z[s], apart = z[q] - z[s];
-        const Complex d{apart.im, -apart.re};
-        z[p] = a + c;
-        const Complex e = b + d, f = a - c, g = b - d;
-        if (j == 0) {  // all three factors are 1
-          z[q] = e, z[r] = f, z[s] = g;
-          continue;
-        }
-        z[q] = times(e, turns.re[j * step], turns.im[j * step]);
-        z[r] = times(f, turns.re[2 * j * step], turns.im[2 * j * step]);
-        z[s] = times(g, turns.re[3 * j * step], turns.im[3 * j * step]);
-      }
+// One step of decimation in frequency by four over `SIZE` points.
+template <int SIZE>
+void split(Complex* z) {
+  constexpr int QUARTER = SIZE / 4, STEP = POINTS / SIZE;
+  for (int j = 0; j < QUARTER; ++j) {
+    Complex &p = z[j], &q = z[j + QUARTER], &r = z[j + 2 * QUARTER], &s = z[j + 3 * QUARTER];
+    const Complex a = p + r, b = p - r, c = q + s, apart = q - s;
+    const Complex d{apart.im, -apart.re};
+    const Complex e = b + d, f = a - c, g = b - d;
+    p = a + c;
+    if (j == 0) {  // all three factors are 1
+      q = e, r = f, s = g;
+      continue;
     }
+    q = times(e, turns.re[j * STEP], turns.im[j * STEP]);
+    r = times(f, turns.re[2 * j * STEP], turns.im[2 * j * STEP]);
+    s = times(g, turns.re[3 * j * STEP], turns.im[3 * j * STEP]);
   }
+}
+
+// Complex transform in place, each quarter to its end before the next, so that it stays in the
+// innermost cache; the result at place p belongs to the frequency whose base-4 digits are those of
+// p in reverse.
+template <int SIZE = HALF>
+void transform(Complex* z) {
+  split<SIZE>(z);
+  if constexpr (SIZE > 4)
+    for (int quarter = 0; quarter < 4; ++quarter) transform<SIZE / 4>(z + quarter * SIZE / 4);
 }
 
 int place(int frequency) {
@@ -102,8 +108,8 @@ void power_spectrum(const Complex* z, Lanes* power) {
   for (int k = 0; k <= HALF / 2; ++k) {
     const int a = place(k), b = place((HALF - k) % HALF);
     const float c = turns.re[k], s = turns.im[k];
-    const Lanes er = (z[a].re + z[b].re) / 2, ei = (z[a].im - z[b].im) / 2;
-    const Lanes odd_r = (z[a].im + z[b].im) / 2, odd_i = (z[b].re - z[a].re) / 2;
+    const Lanes er = z[a].re + z[b].re, ei = z[a].im - z[b].im;
+    const Lanes odd_r = z[a].im + z[b].im, odd_i = z[b].re - z[a].re;
     const Lanes wr = odd_r * c - odd_i * s, wi = odd_r * s + odd_i * c;
     power[k] = (er + wr) * (er + wr) + (ei + wi) * (ei + wi);
     power[HALF - k] = (er - wr) * (er - wr) + (ei - wi) * (ei - wi);
@@ -126,15 +132,31 @@ std::vector<Band> find_bands(const float* filters, int64_t count) {
   return bands;
 }
 
-// The energies of one signal's frames (frames.count, bands); `signal` has 16 frames to spare.
-void energies(const float* signal, const Frames& frames, const float* filters,
-              const std::vector<Band>& bands, float floor, float* out) {
+// The samples from `from` on, less a share of the one before each; zeros past the signal's end.
+template <class Sample>
+void emphasise(const Sample* samples, int64_t length, int64_t from, float factor,
+               std::vector<float>& out) {
+  const int64_t end = std::clamp<int64_t>(length - from, 0, int64_t(out.size()));
+  if (end > 0) {
+    samples += from;
+    out[0] = float(samples[0]) - (from > 0 ? factor * float(samples[-1]) : 0.0f);
+    for (int64_t i = 1; i < end; ++i) out[i] = float(samples[i]) - factor * float(samples[i - 1]);
+  }
+  std::fill(out.begin() + end, out.end(), 0.0f);
+}
+
+// The energies of one signal's frames, (frames.count, bands).
+template <class Sample>
+void energies(const Sample* samples, int64_t length, const Frames& frames, const float* filters,
+              const std::vector<Band>& bands, float preemphasis, float floor, float* out) {
   Complex z[HALF];
   Lanes power[BINS];
+  std::vector<float> signal((LANES - 1) * frames.shift + frames.length);
   std::vector<Lanes> mel(bands.size());
   const int64_t count = int64_t(bands.size());
   for (int64_t first = 0; first < frames.count; first += LANES) {
-    load(signal + first * frames.shift, frames, z);
+    emphasise(samples, length, first * frames.shift, preemphasis, signal);
+    load(signal.data(), frames, z);
     transform(z);
     power_spectrum(z, power);
     const int64_t used = std::min<int64_t>(frames.count - first, LANES);
@@ -146,20 +168,12 @@ void energies(const float* signal, const Frames& frames, const float* filters,
         odd += filters[(k + 1) * count + f] * power[k + 1];
       }
       if (k < bands[f].last) even += filters[k * count + f] * power[k];
-      const Lanes energy = (even + odd) / POINTS;
+      const Lanes energy = (even + odd) * (1.0f / (4 * POINTS));
       mel[f] = energy == 0 ? Lanes{} + floor : energy;
     }
     for (int64_t l = 0; l < used; ++l)
       for (int64_t f = 0; f < count; ++f) out[(first + l) * count + f] = mel[f][l];
   }
-}
-
-template <class Sample>
-void emphasise(const Sample* samples, int64_t length, float factor, std::vector<float>& signal) {
-  if (length > 0) signal[0] = float(samples[0]);
-  for (int64_t i = 1; i < length; ++i)
-    signal[i] = float(samples[i]) - factor * float(samples[i - 1]);
-  std::fill(signal.begin() + length, signal.end(), 0.0f);
 }
 
 }  // namespace
@@ -175,14 +189,15 @@ extern "C" void mel_energies(const void* samples, const int64_t* lengths, const 
   const std::vector<Band> bands = find_bands(filters, count);
   const int64_t parts = std::min(threads, batch);
   auto work = [&](int64_t part) {
-    std::vector<float> signal((frame_count + LANES) * frame_shift + POINTS);
     for (int64_t row = part; row < batch; row += parts) {
-      const int64_t length = std::min<int64_t>(lengths[row], int64_t(signal.size()));
+      const auto own = [&](auto* rows) {
+        energies(rows + row * width, lengths[row], frames, filters, bands, preemphasis, floor,
+                 out + row * frame_count * count);
+      };
       if (is_int16)
-        emphasise(static_cast<const int16_t*>(samples) + row * width, length, preemphasis, signal);
+        own(static_cast<const int16_t*>(samples));
       else
-        emphasise(static_cast<const float*>(samples) + row * width, length, preemphasis, signal);
-      energies(signal.data(), frames, filters, bands, floor, out + row * frame_count * count);
+        own(static_cast<const float*>(samples));
     }
   };
   std::vector<std::thread> others;
