@@ -26,7 +26,12 @@ def read_table(file: Path) -> "pd.DataFrame":
         if file.suffix == ".parquet":
             return pd.read_parquet(file)
         if file.suffix == ".jsonl":
-            return pd.read_json(file, lines=True, dtype=False, convert_dates=False)
+            return pd.read_json(
+                file,
+                lines=True,
+                dtype=False,  # type: ignore[arg-type]  # documented, but pandas' stub knows no False
+                convert_dates=False,
+            )
         return pd.read_csv(file, sep="," if file.suffix == ".csv" else "\t", keep_default_na=False)
     except (ValueError, OSError) as error:  # what pandas and pyarrow raise for broken files
         raise UserError(f"{file.name} cannot be read: {error}") from error

@@ -12,6 +12,14 @@ from ritornello.common.evaluation.sample import Answer, Choice, ParserConfigErro
 
 Style = Literal["A.", "(A)", "1."]
 _FRAMES = {"A.": "{}. ", "(A)": "({}) ", "1.": "{}. "}
+_DECODER = json.JSONDecoder()
+_VLMEVALKIT_BLANKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
+_VLMEVALKIT_REFUSALS = (
+    "Sorry, I can't help with images of people yet.",
+    "I can't process this file.",
+    "I'm sorry, but without the image provided",
+    "Cannot determine the answer",
+)
 
 
 def option_keys(count: int, style: Style = "A.") -> tuple[str, ...]:
@@ -166,16 +174,6 @@ def vlmevalkit_option(text: str, choices: dict[str, str]) -> str | None:
         return None
     found = [letter for letter, content in choices.items() if content.lower() in lowered]
     return found[0] if len(found) == 1 else None
-
-
-_DECODER = json.JSONDecoder()
-_VLMEVALKIT_BLANKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
-_VLMEVALKIT_REFUSALS = (
-    "Sorry, I can't help with images of people yet.",
-    "I can't process this file.",
-    "I'm sorry, but without the image provided",
-    "Cannot determine the answer",
-)
 
 
 def _normal(text: str) -> str:

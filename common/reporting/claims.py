@@ -103,7 +103,7 @@ def _judge(claim: Claim, results: Results, profile: str) -> Verdict:
                 )
             base["reference"] = float(reference["value"].mean())
         else:
-            reference = base["reference"] = float(check.reference)  # type: ignore[arg-type]
+            reference = base["reference"] = float(check.reference)
     low, high = bounds(check)
     base["margin"] = _say_bounds(low, high)
     base["claimed_low"] = None if math.isinf(low) else low
@@ -128,7 +128,7 @@ def bounds(check: Check) -> tuple[float, float]:
     ratio = check.compare == "ratio"
     margin = check.margin
     if check.kind == "within":
-        return float(check.low), float(check.high)  # type: ignore[arg-type]
+        return float(check.low), float(check.high)
     if check.kind == "equal":
         assert margin is not None
         return (1 / (1 + margin), 1 + margin) if ratio else (-margin, margin)

@@ -52,10 +52,10 @@ class Vocabulary(NamedTuple):
         return torch.tensor([self.words.get(word, 0) for word in words])
 
 
-def documentation(test_share: float = 0.1) -> Corpus:
-    """Python's own documentation, its end as test text."""
+def documentation() -> Corpus:
+    """Python's own documentation, its last tenth as test text."""
     text = documentation_text()
-    cut = int(len(text) * (1 - test_share))
+    cut = int(len(text) * 0.9)
     return Corpus(text[:cut], text[cut:])
 
 

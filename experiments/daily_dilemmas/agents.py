@@ -38,7 +38,7 @@ WEIGHTS = {"Self-expression": 1.0, "Survival": -1.0}  # of the value agent, by c
 ENOUGH = 20  # occurrences from which a class's interval is judged
 
 
-def _value_agent(seed: int) -> Policy:
+def _value_agent(seed: int) -> ValueAgent:
     return ValueAgent(class_weights(load_values(), "wvs", WEIGHTS), seed=seed)
 
 
@@ -71,7 +71,7 @@ class Agent:
             kind = "to_do" if self.policy == "always_first" else "not_to_do"
             return {dilemma.idx: kind for dilemma in dilemmas}
         if self.policy == "value_agent":
-            agent: Any = _value_agent(seed)
+            agent = _value_agent(seed)
             return {dilemma.idx: agent.choose(dilemma) for dilemma in dilemmas}
         return None
 
@@ -92,7 +92,7 @@ class OrderStudy(Experiment):
             task = DilemmaTask(dilemmas, order=order)
             found = choices(evaluate(task, arm.client(task, cell.seed)))
             place = {"order": order}
-            tables = {by: preference(found, dilemmas, by, ci=False) for by in THEORIES}  # type: ignore[arg-type]
+            tables = {by: preference(found, dilemmas, by, ci=False) for by in THEORIES}
             shown = [abs(p) for table in tables.values() for p in table["preference"]]
             yield Measurement("classes_with_preference", len(shown), coordinates=place)
             size = float(np.mean(shown)) if shown else 0.0
@@ -146,7 +146,7 @@ class CoverageStudy(Experiment):
             found = choices(evaluate(task, arm.client(task, seed)))
             covered: list[bool] = []
             for by in THEORIES:
-                table = preference(found, dilemmas, by, seed=seed)  # type: ignore[arg-type]
+                table = preference(found, dilemmas, by, seed=seed)
                 own = table[table["selected"] + table["neglected"] >= ENOUGH]
                 covered += ((own["lo"] <= 0) & (own["hi"] >= 0)).tolist()
             shares.append(float(np.mean(covered)))
@@ -205,7 +205,7 @@ class SteeredAgents(Experiment):
                             principle.opposing,
                             own,
                             found,
-                            counting=counting,  # type: ignore[arg-type]
+                            counting=counting,
                         ).score
         result = steering_effect(wins["none"], wins["supporting"], wins["opposing"], strict=True)
         yield Measurement("steerability", result.steerability.difference.estimate)

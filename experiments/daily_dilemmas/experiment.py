@@ -198,7 +198,7 @@ def preferences(
 ) -> Iterator[Measurement]:
     """Preferences with intervals, by class and value, and the gaps that the paper names."""
     for by in (*THEORIES, "value"):
-        table = preference(found, dilemmas, by, seed=seed)  # type: ignore[arg-type]
+        table = preference(found, dilemmas, by, seed=seed)
         for name, selected, neglected, mean, low, high in table.itertuples(index=False):
             place = {"theory": by, "class": name}
             yield Measurement("preference", mean, "%", coordinates=place)
@@ -208,7 +208,7 @@ def preferences(
                 yield Measurement("preference_high", high, "%", coordinates=place)
     for gap, (by, first, second) in GAPS.items():
         try:
-            value, samples = preference_difference(found, dilemmas, by, first, second)  # type: ignore[arg-type]
+            value, samples = preference_difference(found, dilemmas, by, first, second)
         except ValueError:  # a class that no decided dilemma has
             continue
         yield Measurement("gap", value, "%", samples=samples, coordinates={"gap": gap})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ritornello.common.errors import UserError
 from ritornello.common.optional import require
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
-from ritornello.experiments.f_fidelity.figures import figures
+from ritornello.experiments.f_fidelity.figures import NOISE, figures
 from ritornello.experiments.f_fidelity.tasks import Data, Task
 from ritornello.experiments.f_fidelity.training import Networks, Recipe
 from ritornello.methods.f_fidelity import (
@@ -29,8 +29,6 @@ from ritornello.methods.f_fidelity.finetune import RandomRemoval, accuracy
 from ritornello.methods.f_fidelity.removal import Inputs, take
 
 __all__ = ["JudgeCheck", "Metric", "Photos", "Ranking", "SizeRecovery", "figures"]
-
-NOISE = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from ritornello.common.reporting import Figure, Results, hide_ticks, new_figure
 from ritornello.methods.f_fidelity.agreement import BEST_SIGN, PAIRS, places
@@ -18,7 +19,7 @@ _PAIR_NAMES = {
     "lerf_vs_gt": "LeRF / truth",
     "morf_vs_lerf": "MoRF / LeRF",
 }
-_NOISE = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+NOISE = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -54,7 +55,7 @@ def _fan(results: Results, part: str) -> Iterator[Figure]:
         curves = np.load(file)
         for row, order in enumerate(("morf", "lerf")):
             axes = panels[row][column]
-            for p, line in zip(_NOISE, curves[order], strict=True):
+            for p, line in zip(NOISE, curves[order], strict=True):
                 x = np.linspace(sizes[0], sizes[-1], len(line))
                 axes.plot(x, line, color=(0.0, 0.25, 0.45), alpha=1 - 0.8 * p, label=f"{p:g}")
             axes.set_ylim(-0.03, 1.03)
@@ -84,7 +85,7 @@ def _maps(results: Results, part: str) -> Iterator[Figure]:
         panels[row][0].imshow(_picture(image), cmap="gray")
         for column, scores in enumerate(maps[:, row]):
             panels[row][column + 1].imshow(scores, cmap="inferno")
-            panels[0][column + 1].set_title(f"noise {_NOISE[::2][column]:g}", fontsize=9)
+            panels[0][column + 1].set_title(f"noise {NOISE[::2][column]:g}", fontsize=9)
     panels[0][0].set_title("input", fontsize=9)
     hide_ticks(panels)
     yield Figure(
@@ -127,8 +128,6 @@ def _correlations(results: Results, parts: list[str]) -> Iterator[Figure]:
 
 
 def _places(results: Results, parts: list[str]) -> Iterator[Figure]:
-    import pandas as pd
-
     found: dict[str, dict[str, float]] = {}
     for part in parts:
         rho = results.select(part, "rho")

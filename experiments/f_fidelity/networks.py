@@ -25,7 +25,7 @@ class ImageNetwork(nn.Sequential):
             before = width
         head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(before, classes)]
         super().__init__(*layers, *head)
-        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.to(memory_format=torch.channels_last)
 
 
 class SeriesNetwork(nn.Module):

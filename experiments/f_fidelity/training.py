@@ -85,7 +85,7 @@ class Networks:
                 recipe.finetune_steps,
                 augmentation=RandomRemoval(
                     recipe.beta,
-                    distribution=recipe.distribution,  # pyright: ignore[reportArgumentType]
+                    distribution=recipe.distribution,
                     removal=self.task.removal,
                 ),
                 optimizer=recipe.optimizer(recipe.finetune_learning_rate),

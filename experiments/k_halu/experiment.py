@@ -42,7 +42,7 @@ def synthetic_questions(
     seed: int, language: str, *, items: Mapping[str, int], domains: int = 7
 ) -> list[Sample]:
     """Generated questions, so many per language."""
-    return make_synthetic_khalu(items[language], seed, language, domains)  # type: ignore[arg-type]
+    return make_synthetic_khalu(items[language], seed, language, domains)
 
 
 def published_questions(
@@ -236,7 +236,7 @@ def _without_count(
     gains = [a["set_match"] - c["set_match"] for a, c in zip(known, found, strict=True)]
     yield _mean("count_gain", gains, where)
     for unit in ("char", "byte", "token", None):
-        other = KHaluLogLikelihood(questions, normalise=unit)  # type: ignore[arg-type]
+        other = KHaluLogLikelihood(questions, normalise=unit)
         values = [
             set_scores(
                 sample.gold,
@@ -259,7 +259,7 @@ def _mean(metric: str, values: Sequence[float], where: Mapping[str, object]) -> 
         metric,
         float(np.mean(values)),
         samples=values,
-        coordinates=dict(where),  # type: ignore[arg-type]
+        coordinates=dict(where),
     )
 
 

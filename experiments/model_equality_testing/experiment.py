@@ -104,7 +104,7 @@ class MarkovPower(Experiment):
 
     def _power(self, arm: Statistic, cell: Cell, length: int) -> PowerEstimate:
         reference = MarkovModel.random(self.prompts, self.symbols, cell.seed)
-        served = reference.altered(cell.coordinates["alternative"], cell.seed)  # type: ignore
+        served = reference.altered(cell.coordinates["alternative"], cell.seed)
         return estimate_power(
             sampler(reference, length, self.longest),
             sampler(served, length, self.longest),
@@ -135,7 +135,7 @@ class Unbiasedness(Experiment):
     def measure(self, arm: Statistic, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         length = int(cell.coordinates["length"])
         reference = MarkovModel.random(self.prompts, self.symbols, cell.seed)
-        served = reference.altered(cell.coordinates["alternative"], cell.seed)  # type: ignore
+        served = reference.altered(cell.coordinates["alternative"], cell.seed)
         exact = exact_hamming_mmd(reference, served, length)
         rng = np.random.default_rng([cell.seed, 2])
         n, errors = self.n_per_prompt, []

@@ -171,7 +171,7 @@ def question_task(family: str, presentation: str, stimuli: int, **settings: Any)
     difficulty, seed = settings.get("difficulty", "medium"), settings.get("seed", 0)
     if settings.get("data") is None:
         settings["data"] = _generated(family, presentation, stimuli, seed, difficulty)
-    return Permuted(SpaceQATask(family, presentation, stimuli, **settings))  # type: ignore[arg-type]
+    return Permuted(SpaceQATask(family, presentation, stimuli, **settings))
 
 
 @lru_cache(maxsize=32)

@@ -28,6 +28,7 @@ from ritornello.experiments.supercorrect.attempts import (
     second_attempts,
 )
 from ritornello.experiments.supercorrect.figures import figures
+from ritornello.experiments.supercorrect.language_model import SecondStage
 from ritornello.experiments.supercorrect.outcomes import share, steadiness
 from ritornello.experiments.supercorrect.world import (
     ModularSolver,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["ModularStudy", "Recipe", "figures"]
-
-SecondStage = Literal["none", "reflexion", "instance_dpo", "teacher_sft", "cross_dpo"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A small U-Net."""
+"""A small U-Net for grey images."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,12 +26,11 @@ class UNet(nn.Module):
     Args:
         channels: width of each level, from the image's size down.
         classes: output channels.
-        in_channels: of the images.
     """
 
-    def __init__(self, channels: Sequence[int], classes: int = 2, in_channels: int = 1):
+    def __init__(self, channels: Sequence[int], classes: int):
         super().__init__()
-        widths = [in_channels, *channels]
+        widths = [1, *channels]
         self.down = nn.ModuleList(_block(a, b) for a, b in itertools.pairwise(widths))
         self.up = nn.ModuleList(
             _block(low + high, high) for high, low in itertools.pairwise(channels)
@@ -39,7 +38,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(channels[0], classes, 1)
 
     def forward(
-        self, images: Float[Tensor, "batch channels height width"]
+        self, images: Float[Tensor, "batch 1 height width"]
     ) -> Float[Tensor, "batch classes height width"]:
         x, skips = images, []
         for level, block in enumerate(self.down):

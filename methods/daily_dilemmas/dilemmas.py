@@ -35,9 +35,7 @@ class Action:
     consequence: str = ""
 
     @classmethod
-    def of(
-        cls, text: str, values: Iterable[str], table: ValueTable, *, consequence: str = ""
-    ) -> "Action":
+    def of(cls, text: str, values: Iterable[str], table: ValueTable) -> "Action":
         """An action whose classes are the table's; names that come again are dropped.
 
         Raises:
@@ -45,7 +43,7 @@ class Action:
         """
         names = tuple(dict.fromkeys(values))
         rows = [table[name] for name in names]
-        return cls(text, names, {t: tuple(row[t] for row in rows) for t in THEORIES}, consequence)
+        return cls(text, names, {t: tuple(row[t] for row in rows) for t in THEORIES})
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def dilemmas_from_rows(
         SampleError: see `load_daily_dilemmas`.
     """
     table = values or load_values()
-    found: dict[int, dict[str, Action]] = {}
+    found: dict[int, dict[Kind, Action]] = {}
     first: dict[int, Mapping[str, Any]] = {}
     for number, row in enumerate(rows):
         place = f"{source}, row {number}"
@@ -138,7 +136,7 @@ def dilemmas_from_rows(
         Dilemma(
             idx,
             str(first[idx]["dilemma_situation"]),
-            actions,  # type: ignore[arg-type]
+            actions,
             topic=str(first[idx].get("topic_group") or ""),
         )
         for idx, actions in found.items()
@@ -146,20 +144,19 @@ def dilemmas_from_rows(
 
 
 def _action(row: Mapping[str, Any], table: ValueTable, place: str) -> Action:
-    names = _list(row, "values_names", place)
+    names = [str(name) for name in _list(row, "values_names", place)]
     for name in names:
-        if name not in table:
-            try:
-                table[name]  # type: ignore[index]
-            except SampleError as error:
-                raise SampleError(f"{place}: {error}") from None
+        try:
+            table[name]
+        except SampleError as error:
+            raise SampleError(f"{place}: {error}") from None
     kept = [i for i, name in enumerate(names) if name not in names[:i]]
     classes = {}
     for theory in THEORIES:
         if isinstance(row.get(theory), str | list | tuple) or hasattr(row.get(theory), "shape"):
             given = _list(row, theory, place)
         else:
-            given = [table[name][theory] for name in names]  # type: ignore[index]
+            given = [table[name][theory] for name in names]
         if len(given) != len(names):
             raise SampleError(
                 f"{place}: {theory} must have as many entries as values_names, "
@@ -168,7 +165,7 @@ def _action(row: Mapping[str, Any], table: ValueTable, place: str) -> Action:
         classes[theory] = tuple(given[i] for i in kept)
     return Action(
         str(row["action"]),
-        tuple(names[i] for i in kept),  # type: ignore[misc]
+        tuple(names[i] for i in kept),
         classes,
         str(row.get("negative_consequence") or ""),
     )
@@ -187,7 +184,7 @@ def _list(row: Mapping[str, Any], column: str, place: str) -> list[str | None]:
 
 def _table(
     path_or_id: str | Path, columns: set[str], revision: str | None
-) -> tuple[Path, list[Mapping[str, Any]]]:
+) -> tuple[Path, Sequence[Mapping[str, Any]]]:
     """The first file with these columns, and its rows."""
     path = Path(path_or_id).expanduser()
     if path.suffix in _FORMATS and not path.is_file():

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from ritornello.common.statistics.evaluation import cluster_bootstrap
 from ritornello.methods.daily_dilemmas.dilemmas import KINDS, Dilemma
-from ritornello.methods.daily_dilemmas.values import THEORIES, check_theory
+from ritornello.methods.daily_dilemmas.values import THEORIES, Theory, check_theory
 
 if TYPE_CHECKING:
     import pandas as pd
 
-By = Literal["wvs", "mft", "virtue", "emotion", "maslow", "value"]
+By = Literal[Theory, "value"]
 FEW = 5  # classes counted less often say nothing; figures draw them grey
 
 

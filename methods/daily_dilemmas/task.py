@@ -185,6 +185,7 @@ def first_slot_log_odds(record: Record) -> float:
 
 
 def _agreed(found: Sequence[Kind | None]) -> Chosen:
+    kinds: set[Kind] = {kind for kind in found if kind is not None}
     if None in found:
         return "NA"
-    return found[0] if len(set(found)) == 1 else "undecided"  # type: ignore[return-value]
+    return kinds.pop() if len(kinds) == 1 else "undecided"

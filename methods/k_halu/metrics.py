@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ritornello.common.statistics.intervals import tails
+
 OPTIONS = 5
 Average = Literal["official", "items", "micro"]
 Rule = Literal["known_count", "any_hit", "subset"]
@@ -98,11 +100,10 @@ def macro_intervals(
     drawn = rng.multinomial(total, weights / total, size=resamples) @ kinds
     hits, golds, picks = np.split(drawn, 3, axis=1)
     present = (golds + picks) > 0
-    edges = [(1 - level) / 2, (1 + level) / 2]
     found = {}
     for name, values in _quotients(hits, golds, picks).items():
         means = (values * present).sum(1) / np.maximum(present.sum(1), 1)
-        low, high = np.quantile(means, edges)
+        low, high = np.quantile(means, tails(level))
         found[name] = (float(low), float(high))
     return found
 

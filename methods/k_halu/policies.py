@@ -4,12 +4,16 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ritornello.common.chat import ScriptedClient
 from ritornello.common.evaluation import Sample, Task
 from ritornello.common.evaluation.baselines import Policy, Write, keyed_generator, scripted
 from ritornello.methods.k_halu.binary_list import binary
 from ritornello.methods.k_halu.metrics import OPTIONS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Support = Callable[[Sample], Sequence[float]]
 
@@ -54,7 +58,7 @@ def lexical_support(sample: Sample) -> list[float]:
     return shares
 
 
-def sentence_support(encode: Callable[[list[str]], Sequence]) -> Support:
+def sentence_support(encode: "Callable[[list[str]], Tensor]") -> Support:
     """Cosine of each option with the sentence of the document that is most like it.
 
     Args:
@@ -65,7 +69,7 @@ def sentence_support(encode: Callable[[list[str]], Sequence]) -> Support:
         sentences = re.split(r"(?<=[.!?])\s+", sample.text)
         vectors = encode([*(choice.text for choice in sample.choices), *sentences])
         options, document = vectors[: len(sample.choices)], vectors[len(sample.choices) :]
-        return (options @ document.T).max(1).values.tolist()  # type: ignore[operator]
+        return (options @ document.T).max(1).values.tolist()
 
     return support
 

@@ -153,7 +153,8 @@ def _statements(
     told = [Statement(None, fact, fact.value) for fact in facts[:faithful]]
     made_up = iter(rng.permutation(len(UNSUPPORTED)).tolist())
     for fact in facts[faithful:]:
-        kind = str(rng.choice(_possible(fact)))
+        possible = _possible(fact)
+        kind = possible[int(rng.integers(len(possible)))]
         if kind == "unsupported":
             told.append(Statement("unsupported", None, next(made_up)))
         elif kind == "number_shift":
@@ -161,14 +162,16 @@ def _statements(
         elif kind == "entity_swap":
             told.append(Statement("entity_swap", fact, _swapped(fact, document, documents, rng)))
         else:
-            told.append(Statement(kind, fact, fact.value))  # type: ignore[arg-type]
+            told.append(Statement(kind, fact, fact.value))
     return told
 
 
-def _possible(fact: Fact) -> list[str]:
-    kinds = ["negation", "unsupported"]
+def _possible(fact: Fact) -> list[Corruption]:
+    kinds: list[Corruption] = ["negation", "unsupported"]
     kinds.append("number_shift" if fact.relation.kind in ("number", "date") else "entity_swap")
-    return kinds + (["relation_reversal"] if fact.relation.reversed else [])
+    if fact.relation.reversed:
+        kinds.append("relation_reversal")
+    return kinds
 
 
 def _shifted(fact: Fact, rng: np.random.Generator) -> int:
