@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ritornello.common.kernels.dispatch import BACKEND_VARIABLE
 from ritornello.common.kernels.selective_scan import native
+from ritornello.common.kernels.selective_scan.operator import carries_tangent, check_devices
 
 MAX_COMPILED_WIDTH = 8
 
@@ -31,21 +32,24 @@ def causal_conv1d(
         initial_state: the width - 1 inputs before the first one; zeros if None.
 
     Raises:
-        ValueError: shapes that do not fit or an unknown activation.
+        ValueError: shapes or devices that do not fit, or an unknown activation.
     """
     channels, width = weight.shape
     if x.ndim != 3 or x.shape[1] != channels:
         raise ValueError(f"x must be (batch, channels={channels}, length), got {tuple(x.shape)}")
     if activation not in ("silu", "swish", None):
         raise ValueError(f"activation must be 'silu', 'swish' or None, got {activation!r}")
+    check_devices(x, {"weight": weight, "bias": bias, "initial_state": initial_state})
     silu = activation is not None
     history = (len(x), channels, width - 1)
     if initial_state is not None and initial_state.shape != history:
         raise ValueError(f"initial_state must be {history}, got {tuple(initial_state.shape)}")
     if bias is None:
         bias = weight.new_zeros(channels)
+    if not x.numel():
+        return x
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-    if initial_state is None and x.numel() and _compiled(x, width):
+    if initial_state is None and _compiled(x, weight, bias):
         return _convolution(x, weight, bias, silu)
     if initial_state is None:
         padded = F.pad(x, (width - 1, 0))
@@ -55,12 +59,14 @@ def causal_conv1d(
     return F.silu(y) if silu else y
 
 
-def _compiled(x: Tensor, width: int) -> bool:
+def _compiled(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether the C++ convolution runs; other backends of the scan bring torch's with them."""
     if torch.compiler.is_compiling():  # torch's own convolution fuses into the graph
         return False
+    if carries_tangent(x, weight, bias):
+        return False
     wanted = os.environ.get(BACKEND_VARIABLE, "compiled") in ("", "compiled")
-    fits = x.dtype in (torch.float32, torch.float64) and width <= MAX_COMPILED_WIDTH
+    fits = x.dtype in (torch.float32, torch.float64) and weight.shape[1] <= MAX_COMPILED_WIDTH
     return wanted and fits and x.device.type == "cpu" and native.obstacle() is None
 
 

@@ -7,6 +7,7 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
@@ -90,7 +91,9 @@ def selective_scan(
         y in the dtype of `u`, with the last state (fp32 or fp64) if asked for.
 
     Raises:
-        ValueError: shapes that do not fit, complex `A`, an unknown or unusable backend.
+        ValueError: shapes or devices that do not fit, integer `u`, complex `A`, an unknown or
+            unusable backend.
+        RuntimeError: forward-mode derivatives, which only "reference" has.
     """
     _check(u, delta, A, B, C, {"D": D, "delta_bias": delta_bias}, z, initial_state)
     math_dtype = torch.float64 if torch.float64 in (u.dtype, delta.dtype) else torch.float32
@@ -110,6 +113,11 @@ def selective_scan(
             y, last = reference.scan(values, steps, rates, inputs, outputs, state)
         elif chosen == "cuda":
             y, last = mamba_ssm.scan(values, steps, rates, inputs, outputs, given)
+        elif carries_tangent(values, steps, rates, inputs, outputs, state):
+            raise RuntimeError(
+                f"selective_scan has no forward-mode derivative with backend={chosen!r}; "
+                "'reference' has one"
+            )
         else:
             y, last, _ = _scan(values, steps, rates, inputs, outputs, state, chosen)
     if D is not None:
@@ -118,6 +126,20 @@ def selective_scan(
         y = y * F.silu(z.to(math_dtype))
     y = y.to(u.dtype)
     return (y, last) if return_last_state else y
+
+
+def carries_tangent(*tensors: Tensor) -> bool:
+    """Whether one of them is a dual tensor, whose tangent torch's custom operators drop."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def check_devices(x: Tensor, others: dict[str, Tensor | None]) -> None:
+    """Raises ValueError unless the others lie where `x` does: kernels read their addresses."""
+    for name, value in others.items():
+        if value is not None and value.device != x.device:
+            raise ValueError(f"{name} must be on the input's {x.device}, got {value.device}")
 
 
 def _grouped(matrix: Tensor, u: Tensor) -> Tensor:
@@ -164,6 +186,8 @@ def _check(
 ) -> None:
     if u.ndim != 3:
         raise ValueError(f"u must be (batch, channels, length), got shape {tuple(u.shape)}")
+    if not u.is_floating_point():
+        raise ValueError(f"u must be floating point, got {u.dtype}")
     batch, channels, length = u.shape
     if A.ndim != 2 or len(A) != channels:
         raise ValueError(f"A must be (channels={channels}, states), got shape {tuple(A.shape)}")
@@ -173,6 +197,7 @@ def _check(
     shapes = {name: (value, (channels,)) for name, value in per_channel.items()}
     shapes |= {"delta": (delta, (batch, channels, length)), "z": (z, (batch, channels, length))}
     shapes["initial_state"] = (initial_state, (batch, channels, states))
+    check_devices(u, {name: x for name, (x, _) in shapes.items()} | {"A": A, "B": B, "C": C})
     for name, (value, expected) in shapes.items():
         if value is not None and value.shape != expected:
             raise ValueError(f"{name} must have shape {expected}, got {tuple(value.shape)}")

@@ -267,6 +267,8 @@ def test_empty_sequence_returns_the_initial_state():
         ("z", torch.zeros(1, 4, 1), "z must have shape"),
         ("initial_state", torch.zeros(1, 4, 2), "initial_state must have shape"),
         ("u", torch.zeros(4, 9), "u must be"),
+        ("u", torch.zeros(1, 4, 9, dtype=torch.int64), "u must be floating point"),
+        ("A", torch.zeros(4, 3, device="meta"), "A must be on the input's cpu, got meta"),
     ],
 )
 def test_bad_shapes_name_the_argument(name, value, message):
@@ -327,6 +329,32 @@ def test_causal_convolution_is_the_sum_of_shifted_inputs(width, generator):
     assert whole.shape == x.shape
     with pytest.raises(ValueError, match="activation"):
         causal_conv1d(x, weight, activation="relu")
+
+
+def test_empty_inputs_of_the_convolution_stay_empty():
+    for shape in ((2, 3, 0), (2, 0, 4), (0, 3, 4)):
+        assert causal_conv1d(torch.zeros(shape), torch.zeros(shape[1], 4)).shape == shape
+    with pytest.raises(ValueError, match="weight must be on the input's cpu, got meta"):
+        causal_conv1d(torch.zeros(1, 3, 5), torch.zeros(3, 4, device="meta"))
+
+
+def test_forward_mode_derivatives_are_right_or_refused():
+    """A custom operator of torch returns zeros instead."""
+    inputs = make_inputs((1, 4, 9, 3, 1), torch.float64)
+    u, tangent, step = inputs.pop("u").detach(), torch.ones(1, 4, 9, dtype=torch.float64), 1e-6
+
+    def convolve(x):
+        return causal_conv1d(x, torch.ones(4, 2, dtype=x.dtype), activation="silu")
+
+    def scan(x, backend="reference"):
+        return selective_scan(x, **inputs, backend=backend)
+
+    for function in (convolve, scan):
+        _, slope = torch.func.jvp(function, (u,), (tangent,))
+        expected = (function(u + step * tangent) - function(u - step * tangent)) / (2 * step)
+        torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-6)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative with backend='blocked'"):
+        torch.func.jvp(lambda x: scan(x, "blocked"), (u,), (tangent,))
 
 
 @needs_compiler
