@@ -1,5 +1,6 @@
 """The command: composes the configuration, runs the plan, judges, reports."""
 
+import errno
 import hashlib
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Part, Plan, RunDirectory
+from ritornello.common.runs.store import DISK_ERRORS
 from ritornello.experiments.interrupts import MESSAGE, STATUS, interruptible
 from ritornello.experiments.overrides import constructor_arguments
 
@@ -409,6 +411,12 @@ def _guarded(function: Any, *arguments: Any) -> int:
         return function(*arguments) or 0
     except UserError as error:
         print(f"ritornello: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in {*DISK_ERRORS, errno.EACCES, errno.EPERM}:
+            raise
+        place = error.filename or "a file could not be written"
+        print(f"ritornello: {place}: {error.strerror}; finished cells are kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         signal.signal(

@@ -159,8 +159,10 @@ class _Pool:
                 bar.update()
                 for process in [p for p in alive if not p.is_alive()]:
                     alive.remove(process)
-                    if process.exitcode == UNWRITABLE:
-                        raise UnwritableError(self.store.path, OSError("a worker could not"))
+                    number = (process.exitcode or 0) - UNWRITABLE
+                    if number > 0:
+                        places = f"{self.store.path}, the cache or TMPDIR"
+                        raise UnwritableError(places, OSError(number, os.strerror(number)))
                     if process.exitcode and self._note_death(process):
                         alive.append(self._start())
         finally:

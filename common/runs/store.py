@@ -1,12 +1,13 @@
 """The run directory: one record per finished cell, written whole or not at all."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,13 +19,18 @@ class RunLockedError(UserError):
     """Another process works in this run directory."""
 
 
-class UnwritableError(UserError):
-    """The run directory cannot be written: a full disk, a read-only folder."""
+# What the system says of a disk that takes no more.
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
-    def __init__(self, path: Path, error: OSError) -> None:
+
+class UnwritableError(UserError):
+    """The run directory, the cache or the temporary folder cannot be written."""
+
+    def __init__(self, path: Path | str, error: OSError) -> None:
+        self.errno = error.errno or errno.EIO
         super().__init__(
-            f"cannot write in {path} ({error.strerror or error}); finished cells are kept: "
-            "make room, or pass outputs=<another folder>"
+            f"cannot write in {error.filename or path} ({error.strerror or error}); finished cells "
+            "are kept: make room, or choose another folder by outputs=, RITORNELLO_CACHE or TMPDIR"
         )
 
 
@@ -38,8 +44,18 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _name_holder(lock: IO[str]) -> None:
+    """Writes our process into a lock, for messages: a full disk does not keep it from holding."""
+    with suppress(OSError):
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), str(os.getpid()).encode())
 
 
 class RunDirectory:
@@ -77,9 +93,7 @@ class RunDirectory:
                     f"another run (process {holder}) works in {self.path}: wait for it, stop it, "
                     "or let both share the cells with cooperative=true in each"
                 ) from error
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
+            _name_holder(handle)
             yield
 
     def claim(self, cell: Cell) -> IO[str] | None:
@@ -87,15 +101,16 @@ class RunDirectory:
 
         Close the handle to give it back; the system does so if the process dies.
         """
-        handle = (self.path / "locks" / cell.key).open("a+")
+        try:
+            handle = (self.path / "locks" / cell.key).open("a+")
+        except OSError as error:
+            raise UnwritableError(self.path, error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             return None
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
+        _name_holder(handle)
         return handle
 
     def claimed_by(self, process: int, cells: list[Cell]) -> list[Cell]:

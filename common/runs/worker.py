@@ -1,7 +1,6 @@
 """The process that measures cells, one after another, until none is left."""
 
 import ctypes
-import errno
 import os
 import random
 import signal
@@ -17,11 +16,11 @@ from ritornello.common.errors import UserError
 from ritornello.common.runs.experiment import Cell
 from ritornello.common.runs.plan import Plan
 from ritornello.common.runs.provenance import metered
-from ritornello.common.runs.store import RunDirectory, UnwritableError
+from ritornello.common.runs.store import DISK_ERRORS, RunDirectory, UnwritableError
 
 _PR_SET_PDEATHSIG = 1
-# Exit status of a worker that could not write its record (EX_IOERR).
-UNWRITABLE = 74
+# Exit status of a worker that cannot write: this and the system's number of the error.
+UNWRITABLE = 100
 
 
 def work(
@@ -41,8 +40,8 @@ def work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         measure_cells(build(config), RunDirectory(directory), cells, threads, stamp)
-    except UnwritableError:
-        sys.exit(UNWRITABLE)
+    except UnwritableError as error:
+        sys.exit(UNWRITABLE + error.errno)
 
 
 def measure_cells(
@@ -108,7 +107,7 @@ def _measure(plan: Plan, store: RunDirectory, cell: Cell, stamp: dict[str, Any])
     except Exception as error:
         if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
             store.fail(cell, f"out of memory: use fewer workers or a smaller batch ({error})")
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS, errno.EFBIG):
+        elif isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise UnwritableError(store.path, error) from error
         else:
             store.fail(cell, traceback.format_exc())

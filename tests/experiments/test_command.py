@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,10 +16,11 @@ CHEAP = "model_equality_testing"
 PAPER = "probe_pruning" if "probe_pruning" in papers() else papers()[0]
 
 
-def start(*arguments, cwd):
+def start(*arguments, cwd, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "ritornello", *arguments],
         cwd=cwd,
+        **options,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -26,8 +28,8 @@ def start(*arguments, cwd):
     )
 
 
-def ritornello(*arguments, cwd):
-    process = start(*arguments, cwd=cwd)
+def ritornello(*arguments, cwd, **options):
+    process = start(*arguments, cwd=cwd, **options)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
@@ -184,3 +186,20 @@ def test_a_run_of_some_parts_says_what_it_left_out(tmp_path):
     missing = json.loads(verdicts.read_text())["missing"]
     assert missing
     assert f"({missing} left out)" in out
+
+
+def test_a_disk_without_room_for_the_first_file_is_one_message(tmp_path):
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # noqa: E731
+    status, _, err = ritornello(f"experiment={CHEAP}/smoke", cwd=tmp_path, preexec_fn=full)
+    assert status == 2
+    assert "File too large" in err
+    assert "config.yaml" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_terminal_that_knows_no_greek_shows_the_rest(tmp_path):
+    status, out, err = ritornello(
+        "list", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert status == 0, err
+    assert "Unit-Scaled" in out

@@ -278,6 +278,7 @@ def test_a_full_disk_is_told_and_finished_cells_stay(toy, tmp_path, workers):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "cannot write in" in done.stdout
+    assert "File too large" in done.stdout
     assert "finished cells are kept" in done.stdout
     kept = [json.loads(f.read_text()) for f in (folder / "cells").glob("*.json")]
     assert [k["record"]["cell"]["arm"] for k in kept] == ["plain"] * 6
