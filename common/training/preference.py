@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ritornello.common.training.scored_head import tiled_logprobs
 from ritornello.common.training.trl_training import (
     TextPrompt,
     TrainingSettings,
@@ -169,15 +170,24 @@ def pair_logprobs(
     """
     chosen_size, rejected_size = batch.chosen_ids.shape[1], batch.rejected_ids.shape[1]
     last_prompt = batch.input_ids.shape[1] - chosen_size - rejected_size - 1
-    keep = torch.arange(last_prompt, batch.input_ids.shape[1], device=batch.input_ids.device)
-    logits = model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        attention_mask=_attention(model, batch),
-        logits_to_keep=keep,
-        use_cache=False,
-    ).logits
-    first = logits[:, :1]  # the last prompt token predicts the first token of both branches
+    device = batch.input_ids.device
+    inputs = {
+        "input_ids": batch.input_ids,
+        "position_ids": batch.position_ids,
+        "attention_mask": _attention(model, batch),
+        "logits_to_keep": torch.arange(last_prompt, batch.input_ids.shape[1], device=device),
+        "use_cache": False,
+    }
+    # the last prompt token predicts the first token of both branches
+    sources = torch.arange(chosen_size + rejected_size, device=device)
+    sources[chosen_size] = 0
+    ids = torch.cat([batch.chosen_ids, batch.rejected_ids], dim=1)
+    mask = torch.cat([batch.chosen_mask, batch.rejected_mask], dim=1)
+    values = tiled_logprobs(model, inputs, sources, ids, mask)
+    if values is not None:
+        return values[:, :chosen_size].sum(1), values[:, chosen_size:].sum(1)
+    logits = model(**inputs).logits
+    first = logits[:, :1]
     chosen = torch.cat([first, logits[:, 1:chosen_size]], dim=1)
     rejected = torch.cat([first, logits[:, 1 + chosen_size : -1]], dim=1)
     return (

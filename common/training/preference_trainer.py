@@ -25,6 +25,7 @@ from ritornello.common.training.preference import (
     pair_logprobs,
     tokenize_pair,
 )
+from ritornello.common.training.scored_head import tiled_logprobs
 from ritornello.common.training.trl_training import on_one_device, with_padding
 
 if TYPE_CHECKING:
@@ -145,13 +146,19 @@ class SharedPromptDPOTrainer(DPOTrainer):
         # logits only at positions whose next token is labelled in some row
         keep = (labels[:, 1:] != -100).any(0).nonzero().flatten()
         device = self.accelerator.device
-        logits = model(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            logits_to_keep=keep.to(device),
-            use_cache=False,
-        ).logits
+        inputs = {
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "logits_to_keep": keep.to(device),
+            "use_cache": False,
+        }
         targets = labels[:, keep + 1].to(device)
+        counted = targets != -100
+        places = torch.arange(len(keep), device=device)
+        values = tiled_logprobs(model, inputs, places, targets, counted)
+        if values is not None:
+            return -values.sum() / counted.sum()
+        logits = model(**inputs).logits
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 

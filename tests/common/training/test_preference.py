@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ritornello.common.models.tiny import tiny_causal_lm
+from ritornello.common.training import scored_head
 from ritornello.common.training.language_model_sft import (
     SFTSettings,
     sft_trainer,
@@ -65,6 +66,40 @@ def test_sharing_the_prompt_changes_no_value_and_no_gradient(architecture):
     for mine, other in zip(ours, theirs, strict=True):
         if mine is not None and other is not None:
             torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "frozen", "dtype"),
+    [("llama", False, None), ("qwen2", True, None), ("llama", False, torch.bfloat16)],
+)
+def test_scoring_tile_by_tile_changes_no_value_and_no_gradient(
+    architecture, frozen, dtype, monkeypatch
+):
+    """A vocabulary whose logits would be too many: three tokens a tile, then all at once."""
+    model = tiny_causal_lm(architecture, width=32, hidden=48, heads=2, vocabulary=32)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=not frozen)
+    batch = collate_pairs(PAIRS, pad_token_id=0)
+    found = []
+    for few in (0, 2**25):
+        monkeypatch.setattr(scored_head, "FEW_LOGITS", few)
+        monkeypatch.setattr(scored_head, "_TILE", 3 * 32)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            chosen, rejected = pair_logprobs(model, batch)
+        used = [p for p in model.parameters() if p.requires_grad]
+        loss = (2 * chosen - rejected).sum()
+        found.append([chosen, rejected, *torch.autograd.grad(loss, used)])
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is None else {"rtol": 0.05, "atol": 0.05}
+    for tiled, plain in zip(*found, strict=True):
+        torch.testing.assert_close(tiled, plain, **tolerance)
+
+
+def test_a_head_whose_logits_are_changed_is_not_taken_apart(monkeypatch):
+    monkeypatch.setattr(scored_head, "FEW_LOGITS", 0)
+    model = tiny_causal_lm("llama", width=32, hidden=48, heads=2, vocabulary=32)
+    arguments = (model, {}, torch.arange(2), torch.ones(1, 2, dtype=torch.long))
+    model.config.final_logit_softcapping = 30.0
+    assert scored_head.tiled_logprobs(*arguments, torch.ones(1, 2, dtype=torch.bool)) is None
 
 
 def test_eager_attention_gives_the_same_values():
@@ -352,10 +387,12 @@ def test_fine_tuning_fits_completions_only_and_resumes_exactly(tokenizer, tmp_pa
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
-def test_replay_is_the_mean_loss_of_the_completions_tokens(tokenizer, tmp_path):
+@pytest.mark.parametrize("few", [0, 2**25])
+def test_replay_is_the_mean_loss_of_the_completions_tokens(tokenizer, tmp_path, monkeypatch, few):
     """One replay row: whatever is drawn, its loss is that of the model's own head on all tokens."""
     from ritornello.common.training.preference_trainer import preference_trainer
 
+    monkeypatch.setattr(scored_head, "FEW_LOGITS", few)
     model = small_model()
     trainer = preference_trainer(
         model,
