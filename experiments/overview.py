@@ -16,7 +16,7 @@ from ritornello.common.reporting.page import (
     template_text,
 )
 from ritornello.common.runs.store import write_atomically
-from ritornello.experiments.app import PROFILES, papers
+from ritornello.experiments.app import PROFILES, papers, profiles
 
 _TABLE = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
 _PAPERS = re.compile(r"(<!-- papers:begin -->\n).*?(<!-- papers:end -->)", re.DOTALL)
@@ -32,10 +32,15 @@ def recorded(paper: str) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
+def reported_profiles(paper: str) -> list[str]:
+    """`small`, `paper`, then what else the paper has; a smoke run judges nothing."""
+    return ["small", "paper", *(p for p in profiles(paper) if p not in PROFILES)]
+
+
 def latest_runs(paper: str, outputs: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """The newest finished run of each profile: its folder and its verdicts.json."""
+    """The newest finished run of each reported profile: its folder and its verdicts.json."""
     found = {}
-    for profile in PROFILES:
+    for profile in reported_profiles(paper):
         files = sorted(
             (outputs / paper / profile).glob("*/verdicts.json"), key=lambda f: f.stat().st_mtime
         )
@@ -80,7 +85,7 @@ def record(paper: str, outputs: Path) -> int:
     Raises:
         UserError: nothing to record, or a run in which cells failed or are missing.
     """
-    runs = {p: r for p, r in latest_runs(paper, outputs).items() if p != "smoke"}
+    runs = latest_runs(paper, outputs)
     if not runs:
         raise UserError(f"{paper} was not run here: make reproduce-{paper} comes first")
     content = recorded(paper)
@@ -145,7 +150,8 @@ def _findings() -> str:
         home = "experiments" if paper.startswith("compose_") else "methods"
         card = f"../{home}/{paper}/README.md"
         lines += [f"## [{card_of(paper).title}]({card})", ""]
-        lines.append(f"Deviations: [{paper}]({card}#what-differs-from-the-paper).")
+        anchor = "" if paper.startswith("compose_") else "#what-differs-from-the-paper"
+        lines.append(f"Deviations: [{paper}]({card}{anchor}).")
         if past is None:
             lines += ["", "Not recorded.", ""]
             continue
@@ -155,7 +161,7 @@ def _findings() -> str:
 
 def _tables(content: dict[str, Any]) -> str:
     pieces = []
-    for profile in ("small", "paper"):
+    for profile in dict.fromkeys(["small", "paper", *content]):
         if profile not in content:
             pieces.append(f"The `{profile}` profile was not run.")
             continue
@@ -212,7 +218,7 @@ def _index_row(paper: str, outputs: Path) -> dict[str, Any]:
     """What the page shows of one paper: runs made here first, else what was recorded."""
     runs = {}
     here, past = latest_runs(paper, outputs), recorded(paper)
-    for profile in ("small", "paper"):
+    for profile in reported_profiles(paper):
         folder, content = here.get(profile, (None, past.get(profile)))
         if content is None:
             continue
@@ -227,7 +233,7 @@ def _index_row(paper: str, outputs: Path) -> dict[str, Any]:
             ],
             "verdicts": [Verdict(**v) for v in content["verdicts"]],
         }
-    judged = runs.get("small") or runs.get("paper")
+    judged = next(iter(runs.values()), None)
     counts = Counter(v.verdict for v in judged["verdicts"]) if judged else Counter()
     figures = judged["figures"] if judged else []
     return {

@@ -39,6 +39,24 @@ def _first_of_each(argument: str) -> str:
     return f"{argument.partition('=')[0]}={next(override.sweep_string_iterator())}"
 
 
+def _anchor(heading: str) -> str:
+    """What a heading is called in a link: lower case, no punctuation, dashes for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document):
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if link.startswith("http"):
+            continue
+        place, _, anchor = link.partition("#")
+        target = document.parent / place if place else document
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(_anchor, headings), link
+
+
 def test_documents_show_commands():
     assert len(_commands()) > len(papers()) / 2
 

@@ -13,8 +13,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 
 
-def fake_run(outputs: Path, paper: str, verdict: str) -> None:
-    folder = outputs / paper / "small" / "0123"
+def fake_run(outputs: Path, paper: str, verdict: str, profile: str = "small") -> None:
+    folder = outputs / paper / profile / "0123"
     (folder / "figures").mkdir(parents=True)
     (folder / "figures" / "one.png").write_bytes(b"\x89PNG")
     (folder / "report.html").write_text("<p>report</p>")
@@ -60,6 +60,14 @@ def test_every_paper_is_on_the_page_and_hostile_text_is_text(page_file):
         assert f'id="{name}"' in text
     assert HOSTILE not in text
     assert "src=x" not in text.replace("&lt;img src=x", "")
+
+
+def test_a_profile_of_ones_own_is_on_the_page(tmp_path):
+    fake_run(tmp_path, "cav2vec", "reproduced", profile="medium")
+    overview.write_index(tmp_path)
+    text = (tmp_path / "report" / "index.html").read_text()
+    assert "../cav2vec/medium/0123/report.html" in text
+    assert "PROFILE=medium" in text
 
 
 def test_links_of_the_page_lead_to_files(page_file):
