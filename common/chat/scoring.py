@@ -14,7 +14,9 @@ from ritornello.common.chat.decoding import BatchModel
 from ritornello.common.chat.protocol import ContinuationScores
 from ritornello.common.chat.row_cache import RowCache
 
-_LOGIT_ROWS = 1024  # at most this many positions have logits over the vocabulary at a time
+# at most so many positions, and so many numbers, of logits over the vocabulary at a time
+_LOGIT_ROWS, _LOGITS = 1024, 1024 * 49_152
+_SUMMED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ def _score_batch(
     options = [(place, ids) for place, request in enumerate(batch) for ids in request.continuations]
     results: list[list[tuple[tuple[float, ...], bool]]] = [[] for _ in batch]
     longest = max(len(ids) for _, ids in options)
-    size = max(1, min(_LOGIT_ROWS // longest, max_tokens // (cache.valid.shape[1] + longest)))
+    positions = min(_LOGIT_ROWS, _LOGITS // first.shape[1])
+    size = max(1, min(positions // longest, max_tokens // (cache.valid.shape[1] + longest)))
+    begun = first, _log_total(first), first.argmax(-1)
     for start in range(0, len(options), size):
         chunk = options[start : start + size]
         places = torch.tensor([place for place, _ in chunk], device=first.device)
         lengths = [len(batch[place].prompt_ids) for place, _ in chunk]
-        scores = _score_options(model, [ids for _, ids in chunk], lengths, places, cache, first)
+        scores = _score_options(model, [ids for _, ids in chunk], lengths, places, cache, begun)
         for (place, _), score in zip(chunk, scores, strict=True):
             results[place].append(score)
     for request, scores in zip(batch, results, strict=True):
@@ -79,15 +83,20 @@ def _score_options(
     prompt_lengths: Sequence[int],
     places: Tensor,
     cache: RowCache,
-    first: Tensor,
+    begun: tuple[Tensor, Tensor, Tensor],
 ) -> list[tuple[tuple[float, ...], bool]]:
-    """Token log-probabilities of right-padded continuations, and whether all were the argmax."""
+    """Token log-probabilities of right-padded continuations, and whether all were the argmax.
+
+    `begun` holds what predicts the first token of each prompt: logits, their log-sum, argmax.
+    """
     rows, width = len(options), max(map(len, options))
     targets = torch.zeros(rows, width, dtype=torch.long)
     for row, ids in enumerate(options):
         targets[row, : len(ids)] = torch.tensor(ids)
     targets = targets.to(model.device)
-    scored = [_token_scores(first[places][:, None], targets[:, :1])]
+    logits, total, best = begun
+    chosen = logits[places, targets[:, 0]].float() - total[places]
+    scored = [(chosen[:, None], (best[places] == targets[:, 0])[:, None])]
     if width > 1:
         inputs = targets[:, :-1]
         rest = _continue(model, inputs, prompt_lengths, cache.select(places))
@@ -100,13 +109,15 @@ def _score_options(
 
 
 def _token_scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability (R, T) of each target under logits (R, T, V), and whether it is the argmax.
-
-    Row by row: a second tensor as large as the logits is never held.
-    """
-    total = torch.stack([row.float().logsumexp(-1) for row in logits])
+    """Log-probabilities (R, T) of targets under logits (R, T, V); whether each is the argmax."""
+    total = _log_total(logits.flatten(0, 1)).view(targets.shape)
     chosen = logits.gather(2, targets[..., None]).squeeze(2).float() - total
     return chosen, logits.argmax(-1) == targets
+
+
+def _log_total(logits: Tensor) -> Tensor:
+    """log sum exp (R,) of logits (R, V); a second tensor as large is never held."""
+    return torch.cat([part.float().logsumexp(-1) for part in logits.split(_SUMMED_ROWS)])
 
 
 def _continue(

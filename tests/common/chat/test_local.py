@@ -160,6 +160,24 @@ def test_scores_do_not_depend_on_the_batch(model, tokenizer):
         assert a.total == pytest.approx(b.total, abs=1e-4)
 
 
+def test_scores_hold_few_logits_at_a_time(model, tokenizer, client, monkeypatch):
+    """However large the vocabulary and however many the options of one prompt."""
+    from ritornello.common.chat import scoring
+
+    options = [[text * n for text in "abcdef" for n in (1, 2, 4)]]
+    expected = client.score_continuations(["Hi"], options)[0]
+    vocabulary = model.config.vocab_size
+    monkeypatch.setattr(scoring, "_LOGITS", 8 * vocabulary)
+    held = []
+    hook = model.register_forward_hook(lambda module, args, out: held.append(out.logits.numel()))
+    score = client.score_continuations(["Hi"], options)[0]
+    hook.remove()
+    assert max(held) <= 8 * vocabulary
+    assert score.greedy == expected.greedy
+    for ours, theirs in zip(score.tokens, expected.tokens, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
 def test_stop_string_across_token_boundaries_cuts_the_text(model, tokenizer, client):
     """Tokens are bytes here, so every stop string of two letters spans two tokens."""
     free = client.generate(["seed text"], GenerationParams(max_tokens=40))[0]
