@@ -171,7 +171,10 @@ class LanguageModelStudy(Experiment):
         context: CellContext,
     ) -> "PreTrainedModel":
         # verification asks about whole solutions: a rambling one may leave little room, or none
-        student = TransformersClient(trainer.model, trainer.tokenizer, end_at_context=True)
+        student = CachedClient(
+            TransformersClient(trainer.model, trainer.tokenizer, end_at_context=True),
+            context.scratch / "collected.sqlite",
+        )
         cases = collect_errors(student, problems, template=arm.template, params=self.params)
         pairs = self._pairs(arm, student, problems, cases, context)
         write_jsonl(context.artifacts / "pairs.jsonl", pairs)
