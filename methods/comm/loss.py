@@ -173,22 +173,31 @@ class CoMMLoss(nn.Module):
             check_pair(a, views1[0], "all embeddings")
         if self.weights is not None and len(self.weights) != len(views1):
             raise ValueError(f"weights must be {len(views1)} numbers, got {len(self.weights)}")
-        z = normalized(torch.stack([*views1, *views2], dim=1))
+        z = [normalized(x) for x in (*views1, *views2)]
         if self.gather:
-            z = gather_batch([z])[0]
-        with torch.autocast(z.device.type, enabled=False):
-            terms, accuracy = self._terms(z.transpose(0, 1).unflatten(0, (2, -1)).contiguous())
+            z = gather_batch(z)
+        with torch.autocast(z[0].device.type, enabled=False):
+            terms, accuracy = self._terms(torch.stack(z).unflatten(0, (2, -1)))
         scale = terms.new_tensor(self.weights) if self.weights is not None else 1.0
         return LossOutput((terms * scale).mean(), terms, accuracy)
 
     def _terms(self, z: Float[Tensor, "2 k n dim"]) -> tuple[Tensor, Tensor]:
-        """All terms at once; the prototypes' own block, which recurs in every term, once."""
+        """All terms at once; what several of them need is computed once.
+
+        The prototypes' own block recurs in every term, and NCE(z'_all, z''_all) equals
+        NCE(z''_all, z'_all), so that 2n + 1 cross blocks and 2n + 2 own blocks do.
+        """
         own = _OwnLogSums.apply(z, self.temperature)  # (2, k, n)
-        # z'_k meets z''_all, and the other way round
-        prototypes = (z[:, -1:] / self.temperature).flip(0)
-        cross = z @ prototypes.transpose(-1, -2)
-        rows = torch.logaddexp(cross.logsumexp(dim=-1), own)
+        prototypes = z[:, -1:].flip(0)  # z'_k meets z''_all, and the other way round
+        cross = z[:, :-1] @ prototypes.transpose(-1, -2) / self.temperature
+        rows = torch.logaddexp(cross.logsumexp(dim=-1), own[:, :-1])
         columns = torch.logaddexp(cross.logsumexp(dim=-2), own[:, -1:].flip(0))
         positives = cross.diagonal(dim1=-2, dim2=-1)
-        terms = ((rows + columns) / 2 - positives).mean(dim=(0, -1))
-        return terms, _accuracy(cross).mean(dim=0)
+        projected = ((rows + columns) / 2 - positives).mean(dim=(0, -1))
+        last = z[0, -1] @ z[1, -1].T / self.temperature
+        both = torch.logaddexp(last.logsumexp(dim=1), own[0, -1])
+        both = both + torch.logaddexp(last.logsumexp(dim=0), own[1, -1])
+        multimodal = (both / 2 - last.diagonal()).mean()
+        accuracy = _accuracy(cross).mean(dim=0)
+        joint = torch.stack([_accuracy(last), _accuracy(last.T)]).mean()
+        return torch.cat([projected, multimodal[None]]), torch.cat([accuracy, joint[None]])
