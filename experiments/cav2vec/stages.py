@@ -141,7 +141,7 @@ class Stages:
         return digest.hexdigest()[:16]
 
     def _fit(self, module: Any, batch: Callable[[int], Any], stage: Stage, **settings: Any) -> None:
-        accelerator = {"accelerator": "gpu"} if self.device == "cuda" else {}
+        accelerator = {"accelerator": "gpu"} if self.device.startswith("cuda") else {}
         fit(
             module,
             batch,

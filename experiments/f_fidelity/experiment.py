@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ritornello.common.errors import UserError
+from ritornello.common.models.hub import resolve_device
 from ritornello.common.optional import require
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.f_fidelity.figures import NOISE, figures
@@ -66,8 +67,7 @@ class _OnTask(Experiment):
 
     def prepare(self) -> None:
         self.task.check()
-        if self.recipe.device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError("device=cuda, but there is no CUDA device: use device=cpu")
+        resolve_device(self.recipe.device)
 
     def trained(self, seed: int, scratch: Path) -> Networks:
         """The networks of a seed, from what this worker has loaded before if it has."""

@@ -1,0 +1,1 @@
+"""SPACE: what is measured, claimed and drawn."""

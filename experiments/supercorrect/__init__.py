@@ -1,0 +1,1 @@
+"""SuperCorrect: what is measured, claimed and drawn."""

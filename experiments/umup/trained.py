@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from ritornello.common.errors import UserError
+from ritornello.common.models.hub import resolve_device
 from ritornello.common.runs import Experiment
 from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.umup.corpus import Corpus, Source
@@ -29,8 +27,7 @@ class Trained(Experiment):
 
     def prepare(self) -> None:
         """Says at once that there is no GPU, or no text."""
-        if self.recipe.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("device=cuda, but there is no CUDA device: use device=cpu")
+        resolve_device(self.recipe.device)
         len(self.corpus.train)
 
     @cached_property

@@ -135,7 +135,7 @@ def train(
         scratch=scratch,
         checkpoint_every=recipe.checkpoint_every,
         clip_norm=arm.clip_norm,
-        accelerator="gpu" if recipe.device == "cuda" else "cpu",
+        accelerator="gpu" if recipe.device.startswith("cuda") else "cpu",
     ).losses
 
 

@@ -1,0 +1,1 @@
+"""AC router: what is measured, claimed and drawn."""

@@ -1,0 +1,1 @@
+"""ARM: what is measured, claimed and drawn."""

@@ -1,0 +1,1 @@
+"""CAV2vec: what is measured, claimed and drawn."""

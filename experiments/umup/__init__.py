@@ -1,0 +1,1 @@
+"""u-μP: what is measured, claimed and drawn."""
