@@ -185,7 +185,7 @@ class _Membership:
     """Sums over clusters: rows added to their cluster, on a GPU a matmul while E is small."""
 
     def __init__(self, assignment: Tensor, num_experts: int, token_mask: Tensor | None) -> None:
-        self.assignment = assignment.long()
+        self.assignment = assignment.long().contiguous()  # often a column of (n, k)
         self.num_experts = num_experts
         self.masked = token_mask is not None
         ones = torch.ones(len(assignment), device=assignment.device)
