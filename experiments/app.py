@@ -21,7 +21,7 @@ from ritornello.common.errors import UserError
 from ritornello.common.runs import Part, Plan, RunDirectory
 from ritornello.common.runs.store import DISK_ERRORS
 from ritornello.experiments.interrupts import MESSAGE, STATUS, interruptible
-from ritornello.experiments.overrides import constructor_arguments
+from ritornello.experiments.overrides import constructor_arguments, jobs_of_sweep
 
 PROFILES = ("smoke", "small", "paper")
 # What says how a run is done, not what is measured: not part of a run's identity.
@@ -375,8 +375,12 @@ def _prepare(arguments: list[str]) -> int:
     asks = words & HYDRA_QUESTIONS
     check_arguments(arguments)
     sys.argv[1:] = arguments = constructor_arguments(arguments)
-    if not asks and not words & {"-m", "--multirun"}:
-        compose_config([a for a in arguments if "=" in a or a.startswith("~")])
+    overrides = [a for a in arguments if "=" in a or a.startswith("~")]
+    if not asks and words & {"-m", "--multirun"}:
+        for job in jobs_of_sweep(overrides):
+            compose_config([*job, "device=cpu"])  # the GPU may be where the job will run
+    elif not asks:
+        compose_config(overrides)
     return 0
 
 
@@ -419,9 +423,8 @@ def _guarded(function: Any, *arguments: Any) -> int:
         print(f"ritornello: {place}: {error.strerror}; finished cells are kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # leaving already: a second one changes nothing
+        # Leaving already: a second one changes nothing.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(MESSAGE, end="", file=sys.stderr)
         return STATUS
 
@@ -435,6 +438,8 @@ def _hydra_main() -> None:
     def task(cfg: DictConfig) -> int:
         # The jobs of a sweep do not stop one another; the worst of them is the exit status.
         statuses.append(_guarded(lambda: execute(resolve(cfg))))
+        if statuses[-1] == STATUS:  # Ctrl-C is for the whole sweep
+            sys.exit(STATUS)
         return statuses[-1]
 
     task()

@@ -44,6 +44,26 @@ def constructor_arguments(arguments: list[str]) -> list[str]:
     return [f"+{a}" if a in deep and hidden(a) else a for a in arguments]
 
 
+def jobs_of_sweep(arguments: list[str]) -> list[list[str]]:
+    """Jobs in which every value of a sweep comes up, the other overrides at their first."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    values = []
+    for argument in arguments:
+        try:
+            override = OverridesParser.create().parse_override(argument)
+        except HydraException:
+            return [arguments]  # told by the composition that follows
+        key = argument.partition("=")[0]
+        swept = override.is_sweep_override()
+        each = override.sweep_string_iterator() if swept else ()
+        values.append([f"{key}={value}" for value in each] or [argument])
+    first = [each[0] for each in values]
+    others = ((i, value) for i, each in enumerate(values) for value in each[1:])
+    return [first, *([*first[:i], value, *first[i + 1 :]] for i, value in others)]
+
+
 def _parameters(target: str) -> set[str]:
     from hydra.utils import get_object
 

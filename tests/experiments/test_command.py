@@ -55,6 +55,8 @@ def measured(folder):
         ([f"experiment={PAPER}/smoke", "colour=red"], "colour"),
         ([f"experiment={PAPER}/paper", "device=cuda"], "cuda"),
         (["record", "nothing"], "unknown paper"),
+        (["-m", f"experiment={PAPER}/smoke", "colour=1,2"], "colour"),
+        (["-m", f"experiment={PAPER}/smoke", "threads=1,many"], "many"),
     ],
 )
 def test_bad_input_is_status_2_and_one_message(arguments, named, tmp_path):
@@ -103,6 +105,19 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path):
     assert status == 0, err
     assert "cells are already measured" in out
     assert all(file.stat().st_mtime_ns == stamp for file, stamp in stamps.items())
+
+
+def test_ctrl_c_ends_a_whole_sweep(tmp_path):
+    arguments = ("-m", f"experiment={CHEAP}/smoke", "parts.unbiasedness.seeds=[0],[1],[2]")
+    process = start(*arguments, cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while not records(tmp_path) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err.count("interrupted") == 1
+    assert len(list((tmp_path / "outputs" / CHEAP / "smoke").iterdir())) == 1
 
 
 def test_two_commands_share_the_cells_when_both_say_so(tmp_path):
