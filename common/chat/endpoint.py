@@ -47,7 +47,8 @@ class OpenAIClient:
         max_error_fraction: share of failed requests that a call tolerates.
         send_seed: pass the request's seed on.
         extra_capabilities: "prefill" where the server continues a final assistant message,
-            "scores" where its completions endpoint echoes log-probabilities of the prompt.
+            "scores" where its completions endpoint echoes log-probabilities of the prompt (vLLM
+            does; llama-cpp-python 0.3.36 echoes each token's under the next one's distribution).
         extra_body: further fields of every request. They win over this client's own, and None
             leaves a field out that a server does not know: `{"stop_token_ids": None}`, or
             `{"max_tokens": None, "max_completion_tokens": 4096}` for a reasoning model.

@@ -126,8 +126,12 @@ class EndpointSession:
                     f"{self._model} does not echo the log-probabilities of a prompt: its answer to "
                     f"`echo` holds {echoed!r:.80}"
                 )
-            first = sum(offset < start for offset in echoed.text_offset)
-            values = tuple(echoed.token_logprobs[first:])
+            # some servers take max_tokens=0 for no limit and write on behind the text
+            first, end = (
+                sum(offset < place for offset in echoed.text_offset)
+                for place in (start, len(context + option))
+            )
+            values = tuple(echoed.token_logprobs[first:end])
             if not values:
                 raise CapabilityError(
                     f"{self._model} joins the continuation {option!r} to the end of the prompt: "
@@ -138,7 +142,7 @@ class EndpointSession:
                     f"{self._model} echoed no log-probability for a token of {option!r}"
                 )
             tokens.append(values)
-            greedy.append(_all_most_probable(values, (echoed.top_logprobs or [])[first:]))
+            greedy.append(_all_most_probable(values, (echoed.top_logprobs or [])[first:end]))
         return ContinuationScores(tuple(tokens), tuple(greedy))
 
     async def first_token_scores(

@@ -383,6 +383,17 @@ def test_echoed_tokens_that_begin_with_the_prompts_last_blank_are_scored():
         assert (scores.tokens, scores.best) == (((-2.0,), (-0.5,)), 1)
 
 
+def test_what_a_server_writes_behind_an_echo_is_not_scored():
+    """llama-cpp-python takes max_tokens=0 for no limit."""
+    tops = [None, {"c": -0.5}, {"x": -0.1}]
+    logprobs = {"text_offset": [0, 2, 3], "token_logprobs": [None, -0.5, -9.0]}
+    body = {"choices": [{"text": "abcd", "logprobs": logprobs | {"top_logprobs": tops}}]}
+    with FakeServer(echo_client(), misbehave=lambda n, b: Fault("body", body=body)) as server:
+        client = endpoint(server, extra_capabilities=["scores"])
+        scores = client.score_continuations(["ab"], [["c"]])[0]
+    assert (scores.tokens, scores.greedy) == (((-0.5,),), (True,))
+
+
 def test_a_continuation_without_a_token_of_its_own_is_refused():
     with FakeServer(echo_client(), echo=lambda text: [(text, -1.0, None)]) as server:
         client = endpoint(server, extra_capabilities=["scores"])
