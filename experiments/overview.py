@@ -21,6 +21,9 @@ from ritornello.experiments.app import PROFILES, papers, profiles
 _TABLE = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
 _PAPERS = re.compile(r"(<!-- papers:begin -->\n).*?(<!-- papers:end -->)", re.DOTALL)
 
+# What is shown of a run; a file without it is none of ours.
+_NEEDED = {"verdicts", "summary", "totals", "provenance", "failures", "missing"}
+
 
 def card_of(paper: str) -> Card:
     return load_card(resources.files("ritornello.experiments").joinpath(paper, "card.yaml"))
@@ -46,10 +49,12 @@ def latest_runs(paper: str, outputs: Path) -> dict[str, tuple[Path, dict[str, An
         )
         for file in reversed(files):
             try:
-                found[profile] = file.parent, json.loads(file.read_text(encoding="utf-8"))
-                break
+                content = json.loads(file.read_text(encoding="utf-8"))
             except ValueError:
                 continue
+            if isinstance(content, dict) and content.keys() >= _NEEDED:
+                found[profile] = file.parent, content
+                break
     return found
 
 

@@ -70,6 +70,16 @@ def test_a_profile_of_ones_own_is_on_the_page(tmp_path):
     assert "PROFILE=medium" in text
 
 
+@pytest.mark.parametrize("rubbish", ["", "{", "[]", "{}", "null"])
+def test_a_damaged_run_is_passed_over(tmp_path, rubbish):
+    fake_run(tmp_path, "rrs", "reproduced")
+    folder = tmp_path / "rrs" / "small" / "4567"
+    folder.mkdir()
+    (folder / "verdicts.json").write_text(rubbish)
+    run, _ = overview.latest_runs("rrs", tmp_path)["small"]
+    assert run.name == "0123"
+
+
 def test_links_of_the_page_lead_to_files(page_file):
     import re
 
