@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 BACKEND_VARIABLE = "RITORNELLO_BACKEND"
 
@@ -74,3 +76,16 @@ def device_obstacle(device: torch.device | str, required: str) -> str | None:
     """Why a backend written for device type `required` cannot run on `device`; None when it can."""
     kind = torch.device(device).type
     return None if kind == required else f"it needs a {required} device, the input is on {kind}"
+
+
+def carries_tangent(*tensors: Tensor) -> bool:
+    """Whether one of them is a dual tensor, whose tangent torch's custom operators drop."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def refuse_tangents(operator: str, *tensors: Tensor) -> None:
+    """Raises RuntimeError on forward-mode derivatives, which would be zero without a word."""
+    if carries_tangent(*tensors):
+        raise RuntimeError(f"no forward-mode derivative: {operator}")

@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ritornello.common.kernels.dispatch import refuse_tangents
+
 _ALIGNMENT = 16  # bytes: what the grouped GEMM asks of every row
 
 
@@ -24,7 +26,11 @@ def grouped_matmul(
         x: rows sorted by group.
         weight: one matrix per group.
         offsets: int32, end of each group; the last one is the number of rows.
+
+    Raises:
+        RuntimeError: forward-mode derivatives.
     """
+    refuse_tangents("grouped_matmul", x, weight)
     if torch.is_autocast_enabled(x.device.type):  # the operator is not on autocast's list
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)

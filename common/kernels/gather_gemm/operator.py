@@ -7,7 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ritornello.common.kernels.dispatch import choose_backend, triton_obstacle
+from ritornello.common.kernels.dispatch import (
+    choose_backend,
+    refuse_tangents,
+    triton_obstacle,
+)
 from ritornello.common.kernels.gather_gemm import cpu, reference
 
 
@@ -29,6 +33,7 @@ def gather_linear(
 
     Raises:
         ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
+        RuntimeError: forward-mode derivatives.
     """
     _check(x, weight, index, x.shape[-1] == weight.shape[-1])
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -52,6 +57,7 @@ def gather_combine(
 
 
 def _check(x: Tensor, weight: Tensor, index: Tensor, fits: bool) -> None:
+    refuse_tangents("gather_linear and gather_combine", x, weight)
     if not x.is_floating_point() or weight.dtype != x.dtype:
         raise ValueError(f"x and weight must share a floating dtype, got {x.dtype}, {weight.dtype}")
     if index.dtype != torch.int64 or index.ndim != 1:

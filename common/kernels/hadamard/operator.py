@@ -4,7 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ritornello.common.kernels.dispatch import choose_backend, triton_obstacle
+from ritornello.common.kernels.dispatch import (
+    choose_backend,
+    refuse_tangents,
+    triton_obstacle,
+)
 from ritornello.common.kernels.hadamard import cpu, reference
 
 
@@ -30,11 +34,13 @@ def hadamard_transform(
     Raises:
         ValueError: `x` is not floating point, no Hadamard matrix has the order n, or the forced
             backend cannot run.
+        RuntimeError: forward-mode derivatives.
     """
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point, got {x.dtype}")
     if x.ndim == 0:
         raise ValueError("x must have at least one dimension, got a scalar")
+    refuse_tangents("hadamard_transform", x)
     return _operator(x, scale, transpose, backend)
 
 

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ritornello.common.kernels.dispatch import BACKEND_VARIABLE
+from ritornello.common.kernels.dispatch import BACKEND_VARIABLE, carries_tangent
 from ritornello.common.kernels.selective_scan import native
-from ritornello.common.kernels.selective_scan.operator import carries_tangent, check_devices
+from ritornello.common.kernels.selective_scan.operator import check_devices
 
 MAX_COMPILED_WIDTH = 8
 

@@ -7,10 +7,14 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from ritornello.common.kernels.dispatch import choose_backend, device_obstacle, triton_obstacle
+from ritornello.common.kernels.dispatch import (
+    choose_backend,
+    device_obstacle,
+    refuse_tangents,
+    triton_obstacle,
+)
 from ritornello.common.kernels.selective_scan import cpu, mamba_ssm, native, reference
 
 Backend = Literal["auto", "compiled", "triton", "cuda", "blocked", "sequential", "reference"]
@@ -113,12 +117,11 @@ def selective_scan(
             y, last = reference.scan(values, steps, rates, inputs, outputs, state)
         elif chosen == "cuda":
             y, last = mamba_ssm.scan(values, steps, rates, inputs, outputs, given)
-        elif carries_tangent(values, steps, rates, inputs, outputs, state):
-            raise RuntimeError(
-                f"selective_scan has no forward-mode derivative with backend={chosen!r}; "
-                "'reference' has one"
-            )
         else:
+            refuse_tangents(
+                f"selective_scan with backend={chosen!r} ('reference' has one)",
+                *(values, steps, rates, inputs, outputs, state),
+            )
             y, last, _ = _scan(values, steps, rates, inputs, outputs, state, chosen)
     if D is not None:
         y = y + D.to(math_dtype)[:, None] * values
@@ -126,13 +129,6 @@ def selective_scan(
         y = y * F.silu(z.to(math_dtype))
     y = y.to(u.dtype)
     return (y, last) if return_last_state else y
-
-
-def carries_tangent(*tensors: Tensor) -> bool:
-    """Whether one of them is a dual tensor, whose tangent torch's custom operators drop."""
-    if torch.compiler.is_compiling():
-        return False
-    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def check_devices(x: Tensor, others: dict[str, Tensor | None]) -> None:

@@ -1,6 +1,7 @@
-"""The choice of a backend: argument, then environment, then the first that can run."""
+"""The choice of a backend: argument, environment, the first that can run; what operators lack."""
 
 import pytest
+import torch
 
 from ritornello.common.kernels.dispatch import (
     BACKEND_VARIABLE,
@@ -8,6 +9,9 @@ from ritornello.common.kernels.dispatch import (
     device_obstacle,
     triton_obstacle,
 )
+from ritornello.common.kernels.gather_gemm import gather_combine, gather_linear
+from ritornello.common.kernels.hadamard import hadamard_transform
+from ritornello.common.moe.grouped import grouped_matmul
 
 AVAILABLE = {"triton": "it needs a CUDA device", "cpu": None, "reference": None}
 
@@ -56,3 +60,18 @@ def test_obstacles_name_what_is_missing(monkeypatch):
     assert triton_obstacle("cuda") is None
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert triton_obstacle("cpu") is None
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        hadamard_transform,
+        lambda x: gather_linear(x, torch.ones(5, 12), torch.tensor([0, 3])),
+        lambda x: gather_combine(x, torch.ones(12, 5), torch.arange(12)),
+        lambda x: grouped_matmul(x, torch.ones(1, 12, 4), torch.tensor([2], dtype=torch.int32)),
+    ],
+)
+def test_forward_mode_is_refused_where_it_would_be_zero(product) -> None:
+    x = torch.ones(2, 12)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(product, (x,), (x,))

@@ -353,7 +353,9 @@ def test_forward_mode_derivatives_are_right_or_refused():
         _, slope = torch.func.jvp(function, (u,), (tangent,))
         expected = (function(u + step * tangent) - function(u - step * tangent)) / (2 * step)
         torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-6)
-    with pytest.raises(RuntimeError, match="no forward-mode derivative with backend='blocked'"):
+    with pytest.raises(
+        RuntimeError, match="no forward-mode derivative: selective_scan with backend='blocked'"
+    ):
         torch.func.jvp(lambda x: scan(x, "blocked"), (u,), (tangent,))
 
 
