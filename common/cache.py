@@ -9,13 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ritornello.common.errors import UserError
+
 
 def cache_root() -> Path:
     """`$RITORNELLO_CACHE`, else `$XDG_CACHE_HOME/ritornello`, else `~/.cache/ritornello`."""
-    given = os.environ.get("RITORNELLO_CACHE")
-    if given:
+    if given := os.environ.get("RITORNELLO_CACHE"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ritornello"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "ritornello"
+    try:
+        return Path.home() / ".cache" / "ritornello"
+    except RuntimeError:  # a user without an entry in the system's list, and no HOME
+        raise UserError("there is no home folder for the cache: set RITORNELLO_CACHE") from None
 
 
 @contextmanager

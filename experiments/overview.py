@@ -17,6 +17,7 @@ from ritornello.common.reporting.page import (
 )
 from ritornello.common.runs.store import write_atomically
 from ritornello.experiments.app import PROFILES, papers, profiles
+from ritornello.experiments.settings import changed_settings
 
 _TABLE = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
 _PAPERS = re.compile(r"(<!-- papers:begin -->\n).*?(<!-- papers:end -->)", re.DOTALL)
@@ -40,21 +41,18 @@ def reported_profiles(paper: str) -> list[str]:
     return ["small", "paper", *(p for p in profiles(paper) if p not in PROFILES)]
 
 
-def latest_runs(paper: str, outputs: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """The newest finished run of each reported profile: its folder and its verdicts.json."""
-    found = {}
+def finished_runs(paper: str, outputs: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
+    """The finished runs of each reported profile, newest first: folder and verdicts.json."""
+    found: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for profile in reported_profiles(paper):
-        files = sorted(
-            (outputs / paper / profile).glob("*/verdicts.json"), key=lambda f: f.stat().st_mtime
-        )
-        for file in reversed(files):
+        files = (outputs / paper / profile).glob("*/verdicts.json")
+        for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True):
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
             except ValueError:
                 continue
             if isinstance(content, dict) and content.keys() >= _NEEDED:
-                found[profile] = file.parent, content
-                break
+                found.setdefault(profile, []).append((file.parent, content))
     return found
 
 
@@ -73,11 +71,11 @@ def list_papers(outputs: Path) -> int:
     for name in ("paper", "recorded (small)", "here (small)", "title"):
         table.add_column(name, overflow="fold")
     for paper in papers():
-        here, past = latest_runs(paper, outputs).get("small"), recorded(paper).get("small")
+        here, past = finished_runs(paper, outputs).get("small"), recorded(paper).get("small")
         table.add_row(
             paper,
             count_verdicts(past) if past else "–",
-            count_verdicts(here[1]) if here else "not run",
+            count_verdicts(here[0][1]) if here else "not run",
             card_of(paper).title,
         )
     Console().print(table)
@@ -85,21 +83,25 @@ def list_papers(outputs: Path) -> int:
 
 
 def record(paper: str, outputs: Path) -> int:
-    """Copies the newest whole runs into `results.json` and the card's table.
+    """Copies each profile's newest run into `results.json` and the card's table.
+
+    Settings that are not the profile's own are kept with it and told on the card.
 
     Raises:
         UserError: nothing to record, or a run in which cells failed or are missing.
     """
-    runs = latest_runs(paper, outputs)
+    runs = finished_runs(paper, outputs)
     if not runs:
         raise UserError(f"{paper} was not run here: make reproduce-{paper} comes first")
     content = recorded(paper)
-    for profile, (folder, run) in runs.items():
+    for profile, [(folder, run), *_] in runs.items():
         if run["failures"] or run["missing"]:
             raise UserError(f"{folder} has failed or missing cells; run it to the end first")
         content[profile] = {
             key: run[key] for key in ("seeds", "totals", "verdicts", "summary", "provenance")
         }
+        if changed := changed_settings(folder, paper, profile):
+            content[profile]["changed"] = changed
     folder = Path(str(resources.files("ritornello.experiments").joinpath(paper)))
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_atomically(folder / "results.json", text)
@@ -179,6 +181,8 @@ def _tables(content: dict[str, Any]) -> str:
             f"peak {run['totals']['peak_memory_mib'] / 1024:.1f} GiB a worker, "
             f"on {machine['environment']['processor']}."
         )
+        if run.get("changed"):
+            cost += f" With other settings than the profile's: `{'`, `'.join(run['changed'])}`."
         pieces += [markdown_table(verdicts, profile), "", cost]
     return "\n".join(pieces)
 
@@ -219,15 +223,19 @@ def _bench(outputs: Path) -> dict[str, Any]:
     return content
 
 
+def _link(folder: Path, outputs: Path) -> str:
+    return f"../{folder.relative_to(outputs).as_posix()}"
+
+
 def _index_row(paper: str, outputs: Path) -> dict[str, Any]:
     """What the page shows of one paper: runs made here first, else what was recorded."""
     runs = {}
-    here, past = latest_runs(paper, outputs), recorded(paper)
+    here, past = finished_runs(paper, outputs), recorded(paper)
     for profile in reported_profiles(paper):
-        folder, content = here.get(profile, (None, past.get(profile)))
+        (folder, content), *others = here.get(profile) or [(None, past.get(profile))]
         if content is None:
             continue
-        link = None if folder is None else f"../{folder.relative_to(outputs).as_posix()}"
+        link = None if folder is None else _link(folder, outputs)
         runs[profile] = {
             "content": content,
             "page": link and f"{link}/report.html",
@@ -237,6 +245,14 @@ def _index_row(paper: str, outputs: Path) -> dict[str, Any]:
                 if link
             ],
             "verdicts": [Verdict(**v) for v in content["verdicts"]],
+            "others": [
+                {
+                    "page": f"{_link(other, outputs)}/report.html",
+                    "changed": changed_settings(other, paper, profile),
+                    "verdicts": count_verdicts(run),
+                }
+                for other, run in others
+            ],
         }
     judged = next(iter(runs.values()), None)
     counts = Counter(v.verdict for v in judged["verdicts"]) if judged else Counter()

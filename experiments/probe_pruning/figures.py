@@ -70,7 +70,8 @@ def _probe_size(results: Results) -> Iterator[Figure]:
     axes.set_xticks(range(table.shape[1]), [f"{t:g}" for t in table.columns])
     axes.set_yticks(range(table.shape[0]), [f"{s:g}" for s in table.index])
     for (row, column), value in np.ndenumerate(table.to_numpy()):
-        axes.text(column, row, f"{value:.1f}", ha="center", va="center", color="white")
+        ink = "white" if image.norm(value) > 0.5 else "black"  # small values are bright
+        axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=ink)
     axes.set(xlabel="share of tokens", ylabel="share of samples")
     figure.colorbar(image, label="perplexity")
     yield Figure("probe_size", "Perplexity of Probe Pruning by the size of its probe.", figure)

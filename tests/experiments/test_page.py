@@ -1,20 +1,24 @@
 """The page people look at, in a real browser: loads, filters, sorts, fetches nothing."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from ritornello.experiments import overview
-from ritornello.experiments.app import papers
+from ritornello.experiments import overview, settings
+from ritornello.experiments.app import compose_config, papers, resolve
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 
 
-def fake_run(outputs: Path, paper: str, verdict: str, profile: str = "small") -> None:
-    folder = outputs / paper / profile / "0123"
+def fake_run(
+    outputs: Path, paper: str, verdict: str, profile: str = "small", name: str = "0123"
+) -> None:
+    folder = outputs / paper / profile / name
     (folder / "figures").mkdir(parents=True)
     (folder / "figures" / "one.png").write_bytes(b"\x89PNG")
     (folder / "report.html").write_text("<p>report</p>")
@@ -70,13 +74,30 @@ def test_a_profile_of_ones_own_is_on_the_page(tmp_path):
     assert "PROFILE=medium" in text
 
 
+def test_earlier_runs_are_linked_with_what_was_changed(tmp_path):
+    own = resolve(compose_config(["experiment=rrs/small", "workers=1"]))
+    parts = own["parts"] | {"matrices": own["parts"]["matrices"] | {"seeds": [7], "new": 1}}
+    for age, (name, config) in enumerate([("new", own), ("old", own | {"parts": parts})]):
+        fake_run(tmp_path, "rrs", "reproduced", name=name)
+        folder = tmp_path / "rrs" / "small" / name
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        os.utime(folder / "verdicts.json", (1000 - age, 1000 - age))
+    changed = ["parts.matrices.seeds=[7]", "parts.matrices.new=1"]
+    assert settings.changed_settings(tmp_path / "rrs/small/new", "rrs", "small") == []
+    assert settings.changed_settings(tmp_path / "rrs/small/old", "rrs", "small") == changed
+    overview.write_index(tmp_path)
+    text = (tmp_path / "report" / "index.html").read_text()
+    assert 'href="../rrs/small/new/report.html">Full report' in text
+    assert f'href="../rrs/small/old/report.html">{" ".join(changed)}<' in text
+
+
 @pytest.mark.parametrize("rubbish", ["", "{", "[]", "{}", "null"])
 def test_a_damaged_run_is_passed_over(tmp_path, rubbish):
     fake_run(tmp_path, "rrs", "reproduced")
     folder = tmp_path / "rrs" / "small" / "4567"
     folder.mkdir()
     (folder / "verdicts.json").write_text(rubbish)
-    run, _ = overview.latest_runs("rrs", tmp_path)["small"]
+    [(run, _)] = overview.finished_runs("rrs", tmp_path)["small"]
     assert run.name == "0123"
 
 
