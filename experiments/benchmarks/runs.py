@@ -74,7 +74,7 @@ def benchmarks() -> Iterator[Benchmark]:
     )
     yield Benchmark(
         "the command's import",
-        ours=lambda: python("import ritornello.experiments.app"),
+        ours=lambda: python("import ritornello.experiments.command"),
         peer=lambda: python("import torch"),
         peer_name="import torch",
         target=2.0,

@@ -12,7 +12,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that does not know μ shows ?
-    from ritornello.experiments.app import main as command
+    from ritornello.experiments.command import main as command
 
     command()
 

@@ -127,7 +127,7 @@ def test_a_resumed_run_continues_its_id_and_no_secret_is_kept(server, tmp_path):
 
 IMPATIENT = """
 from ritornello.common.reporting import trackers
-from ritornello.experiments.app import main
+from ritornello.experiments.command import main
 trackers._PATIENCE = 2
 main()
 """

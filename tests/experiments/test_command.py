@@ -70,7 +70,7 @@ def test_bad_input_is_status_2_and_one_message(arguments, named, tmp_path):
 def test_the_command_answers_without_importing_torch():
     """What takes seconds to import comes in when it is needed."""
     code = (
-        "import sys; import ritornello.experiments.app;"
+        "import sys; import ritornello.experiments.command;"
         "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'hydra', 'transformers', 'lightning',"
         " 'matplotlib', 'wandb', 'optuna', 'ray', 'rich'};"
         "assert not heavy & set(sys.modules), sorted(heavy & set(sys.modules))"
@@ -150,7 +150,7 @@ def test_launchers_divide_one_configuration(launcher, tmp_path):
     assert not content["failures"]
 
 
-@pytest.mark.parametrize("moment", ["hydra.main", "torch", "numpy", "ritornello.experiments.app"])
+@pytest.mark.parametrize("moment", ["hydra.main", "torch", "numpy", "ritornello.experiments.command"])
 def test_ctrl_c_at_the_start_is_one_message(moment, tmp_path):
     """An import must not swallow it, and Hydra must not show a traceback."""
     script = tmp_path / "interrupted.py"
