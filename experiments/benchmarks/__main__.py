@@ -123,12 +123,13 @@ def _table(content: dict[str, Any]) -> Table:
 
 
 def _record(kept: Path) -> int:
-    """Copies bench.json beside the suites and writes docs/benchmarks.md from it."""
-    content = load(kept)
-    if not content:
+    """Puts the suites of bench.json beside the others recorded; docs/benchmarks.md shows all."""
+    timed = load(kept)
+    if not timed:
         print(f"there is no {kept}: make bench comes first", file=sys.stderr)
         return 2
     folder = Path(str(resources.files("ritornello.experiments.benchmarks"))).resolve()
+    content = dict(sorted((load(folder / "results.json") | timed).items()))
     write_atomically(folder / "results.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
     lines = [
         "# Speed beside the best peer",
