@@ -150,7 +150,9 @@ def test_launchers_divide_one_configuration(launcher, tmp_path):
     assert not content["failures"]
 
 
-@pytest.mark.parametrize("moment", ["hydra.main", "torch", "numpy", "ritornello.experiments.command"])
+@pytest.mark.parametrize(
+    "moment", ["hydra.main", "torch", "numpy", "ritornello.experiments.command"]
+)
 def test_ctrl_c_at_the_start_is_one_message(moment, tmp_path):
     """An import must not swallow it, and Hydra must not show a traceback."""
     script = tmp_path / "interrupted.py"
