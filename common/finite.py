@@ -8,7 +8,7 @@ def all_finite(values: Tensor) -> bool:
     """True if no value of a floating-point tensor is NaN or infinite; true for an empty one.
 
     The smallest and the largest value tell it in one pass without temporaries: both are NaN where
-    any value is. On a CPU that takes a twentieth of the time of `isfinite().all()`.
+    any value is. On a CPU that is more than ten times as fast as `isfinite().all()`.
     """
     if values.numel() == 0:
         return True

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ritornello.common.errors import UserError
-from ritornello.common.runs import Part, Plan, RunDirectory
+from ritornello.common.runs import Outcome, Part, Plan, RunDirectory
 from ritornello.experiments.interrupts import interruptible
 from ritornello.experiments.overrides import constructor_arguments
 
@@ -207,12 +207,20 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     return config  # type: ignore[return-value]
 
 
+def run_cells(config: dict[str, Any], store: RunDirectory, **options: Any) -> Outcome:
+    """Measures the cells that a configuration selects; `options` as in `common.runs.run`."""
+    from ritornello.common.runs import run
+
+    chosen = {key: config[key] for key in ("workers", "threads", "only")}
+    with interruptible():
+        return run(build_plan, config, store.path, **chosen, **options)
+
+
 def execute(config: dict[str, Any]) -> int:
     """Runs, judges and reports one resolved configuration; returns the exit status."""
     from ritornello.common.reporting import Results, judge, load_card
     from ritornello.common.reporting.page import Report, write_report
     from ritornello.common.reporting.terminal import CellProgress, claim_table, format_seconds
-    from ritornello.common.runs import run
     from ritornello.common.runs.store import write_atomically
 
     console = _console()
@@ -227,19 +235,14 @@ def execute(config: dict[str, Any]) -> int:
     tracker = instantiate(config["tracker"], "tracker") if config["tracker"] else None
     console.print(f"{paper} · {profile} → {store.path}", highlight=False)
     started = time.monotonic()
-    with interruptible():
-        outcome = run(
-            build_plan,
-            config,
-            store.path,
-            workers=config["workers"],
-            threads=config["threads"],
-            only=config["only"],
-            fresh=config["fresh"],
-            cooperative=config["cooperative"],
-            say=lambda line: console.print(line, highlight=False, markup=False),
-            progress=CellProgress,
-        )
+    outcome = run_cells(
+        config,
+        store,
+        fresh=config["fresh"],
+        cooperative=config["cooperative"],
+        say=lambda line: console.print(line, highlight=False, markup=False),
+        progress=CellProgress,
+    )
     results = Results.from_records(outcome.records, store.path)
     report = Report(
         card=card,

@@ -147,7 +147,9 @@ def _findings() -> str:
         "",
         "Every claim that the small profiles contradicted or could not decide, from the recorded "
         "runs (written by `make record-<paper>`). Each paper's card explains its cases and "
-        "numbers what differs from the paper.",
+        "numbers what differs from the paper. Where three seeds had left claims open and the time "
+        "allowed it, the small profiles take five or eight, the first three among them: read an "
+        "interval that just clears its margin there with that in mind.",
         "",
     ]
     for paper in papers():

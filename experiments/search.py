@@ -17,10 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 from ritornello.common.errors import UserError
 from ritornello.common.optional import require
 from ritornello.common.reporting import Results
-from ritornello.common.runs import run
 from ritornello.common.runs.store import write_atomically
-from ritornello.experiments.app import build_plan, compose_config, resolve, run_directory
-from ritornello.experiments.interrupts import interruptible
+from ritornello.experiments.app import compose_config, resolve, run_cells, run_directory
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -157,16 +155,7 @@ def measure(config: dict[str, Any], metric: str) -> float:
         UserError: the experiment does not measure the metric.
     """
     store = run_directory(config)
-    with interruptible():
-        outcome = run(
-            build_plan,
-            config,
-            store.path,
-            workers=config["workers"],
-            threads=config["threads"],
-            only=config["only"],
-            cooperative=True,
-        )
+    outcome = run_cells(config, store, cooperative=True)
     if outcome.failures or outcome.missing:
         return math.nan
     results = Results.from_records(outcome.records, store.path)

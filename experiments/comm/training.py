@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ritornello.common.data.batches import epoch_rows
 from ritornello.common.errors import UserError
+from ritornello.common.models.hub import resolve_device
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training import cosine_with_warmup, fit
 from ritornello.experiments.comm.arms import Architecture, Arm
@@ -54,13 +56,9 @@ class Data(Protocol):
 
 def rows_of_batch(count: int, batch: int, number: int, seed: int) -> Tensor:
     """Rows of batch `number`: each epoch passes through all rows once; the rest is dropped."""
-    per_epoch = count // batch
-    if not per_epoch:
+    if batch > count:
         raise UserError(f"batch must be at most the {count} training samples, got {batch}")
-    epoch, place = divmod(number, per_epoch)
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(count, generator=generator)
-    return order[place * batch : (place + 1) * batch]
+    return epoch_rows(count, batch, number, seed)
 
 
 @dataclass
@@ -77,8 +75,7 @@ class Contrastive(Experiment):
 
     def prepare(self) -> None:
         """Says early that there is no GPU."""
-        if self.recipe.device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError("device=cuda, but there is no CUDA device: use device=cpu")
+        resolve_device(self.recipe.device)
 
     def train(
         self,
