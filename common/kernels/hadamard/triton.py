@@ -4,6 +4,7 @@
 # pyright: reportOperatorIssue=false
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from ritornello.common.kernels.hadamard.matrices import hadamard_factors, hadamard_matrix
 
-# A larger base would not fit beside the tile in registers; a library product does it better.
+# A larger base does not fit beside the tile in registers; a library product does it better.
 _LARGEST_FUSED_BASE = 64
+# Larger tiles spill registers and want more shared memory than the smaller GPUs have.
+_LARGEST_TILE = 8192
 
 
 @triton.jit
@@ -64,42 +67,50 @@ def _transform_kernel(
     tl.store(out_ptr + offset, y.to(out_ptr.dtype.element_ty), mask=inside & (column < POWER))
 
 
+class Plan(NamedTuple):
+    """How programs share out a transform of one order."""
+
+    matrix: Tensor  # transposed dense factor, padded with zeros to what tl.dot takes when fused
+    order: int  # of the dense factor
+    power: int  # the power of two that a program turns by butterflies
+    fused: bool  # whether one program holds a whole vector
+    warps: int
+
+
 @functools.lru_cache(maxsize=64)
-def padded_base(n: int, transpose: bool, device: torch.device) -> tuple[Tensor, int]:
-    """(transposed base padded with zeros to a size that tl.dot takes, power of two) of order n."""
+def plan(n: int, transpose: bool, device: torch.device) -> Plan:
+    """Butterflies of at most `_LARGEST_TILE` values; beside them the dense factor if small."""
     base, power = hadamard_factors(n)
     rows = max(16, triton.next_power_of_2(base)) if base > 1 else 1
+    narrow = base > 1 and (base > _LARGEST_FUSED_BASE or power < 16)
+    fused = not narrow and rows * power <= _LARGEST_TILE
+    if not fused:
+        power = min(power, _LARGEST_TILE)
+        rows = n // power
+    order = n // power
+    matrix = hadamard_matrix(order).to(device)
     padded = torch.zeros(rows, rows, device=device)
-    matrix = hadamard_matrix(base).to(device)
-    padded[:base, :base] = matrix if transpose else matrix.T
-    return padded, power
-
-
-def fuses_base(n: int) -> bool:
-    """Whether one program holds a whole vector of order n: small base, tile wide enough."""
-    base, power = hadamard_factors(n)
-    return base == 1 or (base <= _LARGEST_FUSED_BASE and power >= 16)
+    padded[:order, :order] = matrix if transpose else matrix.T
+    tile = rows * power if fused else power
+    return Plan(padded, order, power, fused, warps=min(16, max(4, tile // 512)))
 
 
 def transform(x: Tensor, scale: float, transpose: bool) -> Tensor:
     """`scale * x @ H` over the last dimension; accumulates in float32."""
     n = x.shape[-1]
-    padded, power = padded_base(n, transpose, x.device)
-    order = n // power
-    fused = fuses_base(n)
+    matrix, order, power, fused, warps = plan(n, transpose, x.device)
     stages = power.bit_length() - 1
     flat = x.reshape(-1, n).contiguous()
     if fused:
         out = torch.empty_like(flat)
         if len(flat):
-            warps = 8 if n >= 4096 else 4
             _transform_kernel[(len(flat),)](
-                flat, padded, out, scale, order, len(padded), stages, order > 1, num_warps=warps
+                flat, matrix, out, scale, order, len(matrix), stages, order > 1, num_warps=warps
             )
         return out.view(x.shape)
     inner = torch.empty_like(flat, dtype=torch.float32)
     if len(flat):
-        one = padded[:1, :1]
-        _transform_kernel[(len(flat) * order,)](flat, one, inner, scale, 1, 1, stages, False)
-    base = padded[:order, :order]
-    return torch.matmul(base, inner.view(-1, order, power)).view(x.shape).to(x.dtype)
+        _transform_kernel[(len(flat) * order,)](
+            flat, matrix, inner, scale, 1, 1, stages, False, num_warps=warps
+        )
+    return torch.matmul(matrix, inner.view(-1, order, power)).view(x.shape).to(x.dtype)

@@ -8,12 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ritornello.common.kernels.hadamard.triton import (
-    fuses_base,
-    padded_base,
-    rotate_tile,
-    transform,
-)
+from ritornello.common.kernels.hadamard.triton import plan, rotate_tile, transform
 from ritornello.common.kernels.quantize.reference import sort_scales
 
 _ROWS = 32
@@ -225,15 +220,15 @@ def rotate_smooth_quantize(
     x = x.contiguous()
     batch, tokens, channels = x.shape
     factor = channels**-0.5
-    if not fuses_base(channels):
+    matrix, order_of_base, power, fused, warps = plan(channels, False, x.device)
+    if not fused:
         turned = transform(x.float(), factor, transpose=False)
         return smooth_quantize(turned, order, group_scale, group_size, levels, clip)
-    padded, power = padded_base(channels, False, x.device)
     q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     row_scale = torch.empty(batch, tokens, device=x.device)
     _rotate_smooth_quantize_kernel[(batch * tokens,)](
         x,
-        padded,
+        matrix,
         order.argsort(dim=1),
         group_scale.float().contiguous(),
         q,
@@ -244,10 +239,10 @@ def rotate_smooth_quantize(
         factor,
         float(levels),
         clip,
-        ORDER=channels // power,
-        ROWS=len(padded),
+        ORDER=order_of_base,
+        ROWS=len(matrix),
         STAGES=power.bit_length() - 1,
-        FUSED_BASE=channels > power,
-        num_warps=8 if channels >= 4096 else 4,
+        FUSED_BASE=order_of_base > 1,
+        num_warps=warps,
     )
     return q, row_scale

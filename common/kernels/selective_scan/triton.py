@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHANNELS = 32  # channels a program holds; with 16 states 512 fp32 values, 1 warp
+CHANNELS = 32  # the most channels that a program of one warp holds
+VALUES = 512  # the most states of all its channels together; more spill registers
 
 
 @triton.jit
@@ -154,12 +155,13 @@ def _launch(u: Tensor, A: Tensor, B: Tensor, block: int) -> tuple[tuple, tuple, 
     """Sizes, grid and compile-time constants, the same for both directions."""
     (batch, channels, length), groups = u.shape, B.shape[1]
     width = channels // groups
-    held = min(CHANNELS, triton.next_power_of_2(width))
+    padded_states = triton.next_power_of_2(A.shape[1])
+    held = min(CHANNELS, triton.next_power_of_2(width), max(1, VALUES // padded_states))
     sizes = channels, groups, length, A.shape[1], -(-length // block)
     constants = {
         "BLOCK": block,
         "CHANNELS": held,
-        "STATES": triton.next_power_of_2(A.shape[1]),
+        "STATES": padded_states,
         "num_warps": 1,
     }
     return sizes, (batch * groups, triton.cdiv(width, held)), constants
