@@ -28,10 +28,12 @@ def column_weights(
 def score_channels(
     energy: Float[Tensor, " channels"], columns: Float[Tensor, " channels"], score: Score
 ) -> Float[Tensor, " channels"]:
-    """Scores from `column_weights`: PPsp and FLAP e_c * column, Wanda-sp sqrt(e_c) * column."""
+    """Scores from `column_weights`: PPsp and FLAP e_c * column, Wanda-sp sqrt(e_c) * column.
+
+    What overflows is infinite and ranks highest.
+    """
     scale = energy.float().sqrt() if score == "wanda_sp" else energy.float()
-    # Half-precision overflow upstream shall rank highest, not poison the order.
-    return (scale * columns).clamp_(max=_LARGEST)
+    return scale * columns
 
 
 def score_heads(
@@ -50,7 +52,7 @@ def score_heads(
 def channel_scores(
     energy: Float[Tensor, " channels"], weight: Float[Tensor, "dim channels"], score: Score = "ppsp"
 ) -> Float[Tensor, " channels"]:
-    """Importance of every channel, float32.
+    """Importance of every channel, float32; what overflows is the largest float.
 
     Args:
         energy: e_c: sum over positions of the (fused) mean squares; fluctuations for FLAP.
@@ -62,7 +64,7 @@ def channel_scores(
         ValueError: shapes do not fit or the score is unknown.
     """
     _check(energy, weight, score)
-    return score_channels(energy, column_weights(weight, score), score)
+    return score_channels(energy, column_weights(weight, score), score).clamp_(max=_LARGEST)
 
 
 def head_scores(
@@ -75,7 +77,8 @@ def head_scores(
     _check(energy, weight, score)
     if num_heads < 1 or len(energy) % num_heads:
         raise ValueError(f"num_heads must divide the {len(energy)} channels, got {num_heads}")
-    return score_heads(energy, column_weights(weight, score), num_heads, score)
+    heads = score_heads(energy, column_weights(weight, score), num_heads, score)
+    return heads.clamp_(max=_LARGEST)
 
 
 def _check(energy: Tensor, weight: Tensor, score: str) -> None:

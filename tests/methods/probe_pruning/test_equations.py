@@ -49,6 +49,10 @@ def test_overflowing_energies_rank_highest():
     scores = channel_scores(torch.tensor([1.0, torch.inf]), torch.ones(2, 2))
     assert torch.isfinite(scores).all()
     assert scores.argmax() == 1
+    for score in ("ppsp", "flap"):
+        heads = head_scores(torch.tensor([1.0, 2.0, 3e38, 3e38]), torch.ones(2, 4), 2, score)
+        assert torch.isfinite(heads).all()
+        assert heads.argmax() == 1
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
