@@ -137,13 +137,18 @@ def fit(
         checkpoint_every: optimiser steps between checkpoints; 0 keeps none.
         accumulate: batches per optimiser step and process.
         trainer: further arguments of `lightning.pytorch.Trainer` (accelerator, devices, strategy,
-            precision, ...); CPU and one process unless given.
+            precision, ...); one process on the module's own device unless given. The module is
+            left on the device where it was.
 
     Raises:
         ValueError: steps, accumulate or checkpoint_every out of range; a strategy that starts
             processes in a way of its own; several nodes without Slurm or torchrun.
     """
-    options = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, **trainer, **_chosen}
+    home = next((p.device for p in module.parameters()), torch.device("cpu"))
+    options = {**trainer, **_chosen}
+    if "accelerator" not in options:
+        options = _accelerator_of(home) | options
+    options = {"devices": 1, "num_nodes": 1} | options
     accumulate = options.pop("accumulate", accumulate)
     if steps < 1 or accumulate < 1 or checkpoint_every < 0:
         raise ValueError(
@@ -166,14 +171,25 @@ def fit(
         processes=processes,
         **options,
     )
-    if started_from_outside():
-        return take_part(file)
-    if options["num_nodes"] > 1 or options.get("strategy") == "fully_shard":
+    outside, sharded = started_from_outside(), options.get("strategy") == "fully_shard"
+    if not outside and (options["num_nodes"] > 1 or sharded):
         return _wait_for(take_part, module, file, scratch, options["num_nodes"], processes)
-    if processes == 1:
-        return take_part(file)
-    with companions(partial(take_part, file), first=1, processes=processes):
-        return take_part(file)
+    if outside or processes == 1:
+        result = take_part(file)
+    else:
+        with companions(partial(take_part, file), first=1, processes=processes):
+            result = take_part(file)
+    if not sharded:
+        module.to(home)  # Lightning leaves it on the CPU
+    return result
+
+
+def _accelerator_of(device: torch.device) -> dict[str, Any]:
+    """Options of `Trainer` that train where the module lies."""
+    if device.type == "cpu":
+        return {"accelerator": "cpu"}
+    name = "gpu" if device.type == "cuda" else device.type
+    return {"accelerator": name, "devices": [device.index or 0]}
 
 
 def _wait_for(

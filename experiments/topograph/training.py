@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ritornello.common.data.batches import epoch_rows
+from ritornello.common.models.hub import resolve_device
 from ritornello.common.training import FitResult, cosine_with_warmup, fit
 from ritornello.experiments.topograph.residual_unet import ResidualUNet
 from ritornello.experiments.topograph.unet import UNet
@@ -62,7 +63,7 @@ class Recipe:
     residual_units: int = 0
     share_warmup: bool = False
     checkpoint_every: int = 0
-    accelerator: str = "cpu"
+    device: str = "cpu"
 
     def network(self, classes: int) -> nn.Module:
         """A network with random weights."""
@@ -144,7 +145,7 @@ class Trainer:
     ) -> tuple[nn.Module, FitResult]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            model = self.recipe.network(self.classes)
+            model = self.recipe.network(self.classes).to(resolve_device(self.recipe.device))
         steps = self.steps_per_epoch * self.recipe.epochs
         result = fit(
             _Training(model, objective, self.recipe, steps),
@@ -153,7 +154,6 @@ class Trainer:
             seed=self.seed,
             scratch=scratch,
             checkpoint_every=checkpoint_every,
-            accelerator=self.recipe.accelerator,
         )
         return model, result
 

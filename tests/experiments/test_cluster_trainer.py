@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from ritornello.common.errors import UserError
 from ritornello.common.training import choose_trainer
@@ -51,10 +52,10 @@ def test_the_next_plan_forgets_the_last_ones_trainer():
 
     build_plan(config("trainer=ddp", "trainer.devices=0"))
     with pytest.raises(ValueError, match="devices"):
-        fit(None, None, steps=1)  # type: ignore[arg-type]
+        fit(torch.nn.Linear(1, 1), None, steps=1)  # type: ignore[arg-type]
     build_plan(config("+trainer.accumulate=0"))
     with pytest.raises(ValueError, match="accumulate"):
-        fit(None, None, steps=1)  # type: ignore[arg-type]
+        fit(torch.nn.Linear(1, 1), None, steps=1)  # type: ignore[arg-type]
 
 
 def test_an_unknown_trainer_is_told():

@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,6 +160,21 @@ def test_the_chosen_trainer_is_over_the_callers(tmp_path):
         assert fit(Regression(), batch, steps=3).losses == expected
     finally:
         choose_trainer({})
+
+
+def test_training_takes_place_where_the_module_lies_and_leaves_it_there(monkeypatch):
+    """A stand-in for a second GPU: Lightning itself would leave the module on the CPU."""
+    gpu, seen = torch.device("cuda", 1), []
+
+    class OnGPU(Regression):
+        def parameters(self, recurse=True):
+            return iter([SimpleNamespace(device=gpu)])
+
+    monkeypatch.setattr(OnGPU, "to", lambda module, device: seen.append(device))
+    monkeypatch.setattr(module_of_fit, "_train", lambda module, loader, **o: seen.append(o))
+    fit(OnGPU(), batch, steps=1)
+    options, device = seen
+    assert (options["accelerator"], options["devices"], device) == ("gpu", [1], gpu)
 
 
 def test_training_in_other_processes_makes_its_folder(tmp_path, monkeypatch):
