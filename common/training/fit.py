@@ -172,14 +172,17 @@ def fit(
         **options,
     )
     outside, sharded = started_from_outside(), options.get("strategy") == "fully_shard"
-    if not outside and (options["num_nodes"] > 1 or sharded):
-        return _wait_for(take_part, module, file, scratch, options["num_nodes"], processes)
-    if outside or processes == 1:
+    if outside or (processes == 1 and not sharded):
         result = take_part(file)
     else:
-        with companions(partial(take_part, file), first=1, processes=processes):
-            result = take_part(file)
-    if not sharded:
+        module.cpu()  # as it is handed to other processes
+        if options["num_nodes"] > 1 or sharded:
+            nodes = options["num_nodes"]
+            result = _wait_for(take_part, module, file, scratch, nodes, processes)
+        else:
+            with companions(partial(take_part, file), first=1, processes=processes):
+                result = take_part(file)
+    if not (outside and sharded):
         module.to(home)  # Lightning leaves it on the CPU
     return result
 
