@@ -29,6 +29,7 @@ MIXING = {
     "aten._index_put_impl_.default",
     "aten.copy_.default",
     "aten._to_copy.default",
+    "aten.to.other",
 }
 
 
@@ -98,21 +99,26 @@ def move_module(module: nn.Module) -> nn.Module:
 
 
 def _run(func, args, kwargs):
-    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    leaves = tree_flatten((args, kwargs))[0]
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
     moved = [x for x in tensors if isinstance(x, OtherDevice)]
     left = [x for x in tensors if not isinstance(x, OtherDevice) and x.dim() and x.numel()]
     if moved and left and (str(func) not in MIXING or not isinstance(args[0], OtherDevice)):
         shapes = [tuple(x.shape) for x in left]
         raise RuntimeError(f"{func}: tensors of shape {shapes} were left on the CPU")
-    device = kwargs.get("device")
-    there = bool(moved) if device is None else torch.device(device) == PLACE
+    devices = [x for x in leaves if isinstance(x, torch.device)]
+    there = devices[0] == PLACE if devices else bool(moved)
     generator = kwargs.get("generator")
     if there and generator is not None:
         raise RuntimeError(f"{func}: its generator lies on {generator.device}")
-    if device is not None:
-        kwargs = kwargs | {"device": torch.device("cpu")}
-    bare = tree_map(lambda x: x.data_ if isinstance(x, OtherDevice) else x, (args, kwargs))
-    result = func(*bare[0], **bare[1])
+
+    def bare(x):
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        return x.data_ if isinstance(x, OtherDevice) else x
+
+    args, kwargs = tree_map(bare, (args, kwargs))
+    result = func(*args, **kwargs)
     known = {id(x.data_): x for x in moved}  # in-place operations give their own argument back
 
     def wrap(x):
@@ -350,3 +356,26 @@ def test_f_fidelity():
         return f_fidelity(model, images, labels, scores, [0.2, 0.5], beta=0.1, n_samples=5).delta
 
     torch.testing.assert_close(*both(model, run))
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9}])
+def test_chat(options):
+    from ritornello.common.chat import GenerationParams, TransformersClient
+    from ritornello.common.models import load_smollm2, load_smollm2_tokenizer
+
+    model, tokenizer = load_smollm2(), load_smollm2_tokenizer()
+    params = GenerationParams(max_tokens=4, seed=1, **options)
+    prompts = ["hi", "tell me more"]
+
+    def ask(model):
+        client = TransformersClient(model, tokenizer, model_id="SmolLM2")
+        return [c.text for c in client.generate(prompts, params)], client.score_continuations(
+            ["hi"], [[" there", " you"]]
+        )[0].total
+
+    here = ask(model)
+    model = move_module(model)
+    with other_device():
+        there = ask(model)
+    assert there[0] == here[0]
+    assert there[1] == pytest.approx(here[1], abs=1e-3)
