@@ -3,7 +3,8 @@
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,19 @@ def device_obstacle(device: torch.device | str, required: str) -> str | None:
     """Why a backend written for device type `required` cannot run on `device`; None when it can."""
     kind = torch.device(device).type
     return None if kind == required else f"it needs a {required} device, the input is on {kind}"
+
+
+def on_own_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Launches Triton kernels where the first tensor lies: unguided they go to the current GPU."""
+
+    @functools.wraps(launch)
+    def guarded(first: Tensor, *others: Any, **options: Any) -> Any:
+        if not first.is_cuda:
+            return launch(first, *others, **options)
+        with torch.cuda.device(first.device):
+            return launch(first, *others, **options)
+
+    return guarded
 
 
 def carries_tangent(*tensors: Tensor) -> bool:

@@ -85,7 +85,9 @@ class Session:
             chosen = choose(states)
             return lambda: chosen
         main = torch.cuda.current_stream(states.device)
-        side = self._side = self._side or torch.cuda.Stream(states.device)
+        if self._side is None or self._side.device != states.device:
+            self._side = torch.cuda.Stream(states.device)
+        side = self._side
         side.wait_event(residual.ready)
         with torch.cuda.stream(side):
             chosen = choose(states)
@@ -107,4 +109,4 @@ class Residual:
         self.ready: torch.cuda.Event | None = None
         if states.is_cuda:
             self.ready = torch.cuda.Event()
-            self.ready.record()
+            self.ready.record(torch.cuda.current_stream(states.device))

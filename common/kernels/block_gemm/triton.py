@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ritornello.common.kernels.dispatch import on_own_device
+
 
 @triton.jit
 def _matmul_kernel(
@@ -69,6 +71,7 @@ def _matmul_kernel(
     )
 
 
+@on_own_device
 def block_scaled_matmul(
     q: Tensor,
     weight: Tensor,

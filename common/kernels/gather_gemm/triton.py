@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ritornello.common.kernels.dispatch import on_own_device
+
 
 @triton.jit
 def _gather_kernel(
@@ -53,11 +55,13 @@ def _gather_kernel(
     )
 
 
+@on_own_device
 def linear(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     """`x @ weight[index].T`, accumulated in float32."""
     return _launch(x, weight, index, len(index), combine=False)
 
 
+@on_own_device
 def combine(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     """`x @ weight[index]`, accumulated in float32."""
     return _launch(x, weight, index, weight.shape[1], combine=True)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ritornello.common.kernels.dispatch import on_own_device
 from ritornello.common.kernels.hadamard.matrices import hadamard_factors, hadamard_matrix
 
 # A larger base does not fit beside the tile in registers; a library product does it better.
@@ -95,6 +96,7 @@ def plan(n: int, transpose: bool, device: torch.device) -> Plan:
     return Plan(padded, order, power, fused, warps=min(16, max(4, tile // 512)))
 
 
+@on_own_device
 def transform(x: Tensor, scale: float, transpose: bool) -> Tensor:
     """`scale * x @ H` over the last dimension; accumulates in float32."""
     n = x.shape[-1]

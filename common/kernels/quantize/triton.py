@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ritornello.common.kernels.dispatch import on_own_device
 from ritornello.common.kernels.hadamard.triton import plan, rotate_tile, transform
 from ritornello.common.kernels.quantize.reference import sort_scales
 
@@ -63,6 +64,7 @@ def _channel_absmax_kernel(
     tl.atomic_max(out_ptr + sequence * channels + c, top, mask=c < channels)
 
 
+@on_own_device
 def channel_absmax(x: Tensor, keep: Tensor | None, normalize_tokens: bool) -> Tensor:
     """Largest |x| of each channel over the tokens: (B, T, C) to (B, C)."""
     x = x.contiguous()
@@ -146,6 +148,7 @@ def _smooth_quantize_kernel(
         tl.store(q_ptr + token * channels + c, level.to(tl.int8), mask=inside)
 
 
+@on_own_device
 def smooth_quantize(
     x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
 ) -> tuple[Tensor, Tensor]:
@@ -213,6 +216,7 @@ def _rotate_smooth_quantize_kernel(
     tl.store(q_ptr + token * channels + place, level.to(tl.int8), mask=inside)
 
 
+@on_own_device
 def rotate_smooth_quantize(
     x: Tensor, order: Tensor, group_scale: Tensor, group_size: int, levels: int, clip: float
 ) -> tuple[Tensor, Tensor]:

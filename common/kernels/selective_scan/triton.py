@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ritornello.common.kernels.dispatch import on_own_device
+
 CHANNELS = 32  # the most channels that a program of one warp holds
 VALUES = 512  # the most states of all its channels together; more spill registers
 
@@ -115,6 +117,7 @@ def _backward_kernel(
     tl.store(dinitial + state_index, carry, mask=inside)
 
 
+@on_own_device
 def forward(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,6 +130,7 @@ def forward(
     return y, last, starts
 
 
+@on_own_device
 def backward(
     dy: Tensor,
     dlast: Tensor,

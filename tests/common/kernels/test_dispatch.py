@@ -1,5 +1,8 @@
 """The choice of a backend: argument, environment, the first that can run; what operators lack."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from ritornello.common.kernels.dispatch import (
     BACKEND_VARIABLE,
     choose_backend,
     device_obstacle,
+    on_own_device,
     triton_obstacle,
 )
 from ritornello.common.kernels.gather_gemm import gather_combine, gather_linear
@@ -75,3 +79,19 @@ def test_forward_mode_is_refused_where_it_would_be_zero(product) -> None:
     x = torch.ones(2, 12)
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
         torch.func.jvp(product, (x,), (x,))
+
+
+def test_kernels_are_launched_on_the_gpu_of_their_input(monkeypatch):
+    entered = []
+
+    @contextmanager
+    def device(place):
+        entered.append(place)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    launch = on_own_device(lambda first, second: second)
+    second_gpu = torch.device("cuda", 1)
+    assert launch(SimpleNamespace(is_cuda=True, device=second_gpu), 3) == 3
+    assert launch(torch.ones(2), 4) == 4
+    assert entered == [second_gpu]
