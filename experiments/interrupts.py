@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,11 +28,23 @@ def interruptible() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not _leave:
         yield
         return
+    hook = sys.unraisablehook
+
+    def send_again(lost: Any) -> None:
+        """What comes while a destructor runs is swallowed there."""
+        if lost.exc_type is not KeyboardInterrupt:
+            return hook(lost)
+        again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = send_again
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, _leave)
+        sys.unraisablehook = hook
 
 
 def _leave(*_: Any) -> None:
