@@ -115,7 +115,7 @@ def test_ctrl_c_ends_a_whole_sweep(tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.count("interrupted") == 1
     assert len(list((tmp_path / "outputs" / CHEAP / "smoke").iterdir())) == 1
 
