@@ -28,7 +28,11 @@ def interruptible() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not _leave:
         yield
         return
-    hook = sys.unraisablehook
+    hook, received = sys.unraisablehook, []
+
+    def interrupt(*_: Any) -> None:
+        received.append(signal.SIGINT)
+        raise KeyboardInterrupt
 
     def send_again(lost: Any) -> None:
         """What comes while a destructor runs is swallowed there."""
@@ -39,12 +43,14 @@ def interruptible() -> Iterator[None]:
         again.start()
 
     sys.unraisablehook = send_again
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook = hook
+    if received:  # swallowed in some other place: it ends the command now at the latest
+        raise KeyboardInterrupt
 
 
 def _leave(*_: Any) -> None:
