@@ -15,6 +15,7 @@ from torch import Tensor
 
 Images = Float[Tensor, "batch channels height width"]
 _GRAY = (0.299, 0.587, 0.114)
+_CACHED = 2**18  # numbers that stay in a core's cache from step to step
 
 
 def _uniform(
@@ -69,9 +70,11 @@ class RandomResizedCrop:
         theta[:, 1, 1], theta[:, 1, 2] = height, y
         side = self.size or images.shape[-1]
         grid = F.affine_grid(theta, [n, images.shape[1], side, side], align_corners=False)
-        return F.grid_sample(
-            images, grid.to(images.dtype), padding_mode="reflection", align_corners=False
+        dtype = torch.promote_types(images.dtype, grid.dtype)  # half precision misses pixels
+        cropped = F.grid_sample(
+            images.to(dtype), grid.to(dtype), padding_mode="reflection", align_corners=False
         )
+        return cropped.to(images.dtype)
 
 
 @dataclass(frozen=True)
@@ -103,23 +106,29 @@ class ImageAugmentation:
                 "images must be float (batch, 3, height, width) in [0, 1], "
                 f"got {images.dtype} {tuple(images.shape)}"
             )
+        on_cpu = images.device.type == "cpu"
+        rows = max(1, _CACHED // math.prod(images.shape[1:])) if on_cpu else max(1, len(images))
+        return torch.cat([self._augment(part) for part in images.split(rows)])
+
+    def _augment(self, images: Images) -> Images:
         g = self.generator
         x = (self.crop if g is None else replace(self.crop, generator=g))(images)
-        x = self._sometimes(x, self.jitter_rate, self._jitter(x))
-        x = self._sometimes(x, self.gray_rate, _gray(x).expand_as(x))
-        x = self._sometimes(x, self.blur_rate, self._blur(x))
+        x = self._sometimes(x, self.jitter_rate, self._jitter)
+        x = self._sometimes(x, self.gray_rate, lambda chosen: _gray(chosen).expand_as(chosen))
+        x = self._sometimes(x, self.blur_rate, self._blur)
         if self.normalize is None:
             return x
         mean, deviation = (x.new_tensor(v)[:, None, None] for v in self.normalize)
         return (x - mean) / deviation
 
-    def _sometimes(self, x: Tensor, rate: float, changed: Tensor) -> Tensor:
-        chosen = _uniform(len(x), 0, 1, x, self.generator) < rate
-        return torch.where(chosen[:, None, None, None], changed, x)
+    def _sometimes(self, x: Images, rate: float, change: Callable[[Images], Images]) -> Images:
+        chosen = (_uniform(len(x), 0, 1, x, self.generator) < rate).nonzero().squeeze(1)
+        return x.index_copy(0, chosen, change(x[chosen])) if len(chosen) else x
 
     def _factor(self, x: Tensor, strength: float) -> Tensor:
         low = max(0.0, 1 - strength)
-        return _uniform(len(x), low, 1 + strength, x, self.generator)[:, None, None, None]
+        factor = _uniform(len(x), low, 1 + strength, x, self.generator)
+        return factor.to(x.dtype)[:, None, None, None]
 
     def _jitter(self, x: Images) -> Images:
         """The four changes in torchvision's sense, in a random order a batch."""
@@ -130,11 +139,11 @@ class ImageAugmentation:
                 x = x * self._factor(x, brightness)
             elif step == 1:
                 mean = _gray(x).mean(dim=(1, 2, 3), keepdim=True)
-                x = mean + (x - mean) * self._factor(x, contrast)
+                x = torch.lerp(mean, x, self._factor(x, contrast))
             elif step == 2:
-                x = _gray(x) + (x - _gray(x)) * self._factor(x, saturation)
+                x = torch.lerp(_gray(x), x, self._factor(x, saturation))
             else:
-                x = _turn_hue(x, _uniform(len(x), -hue, hue, x, self.generator))
+                x = _turn_hue(x, _uniform(len(x), -hue, hue, x, self.generator).to(x.dtype))
             x = x.clamp(0, 1)
         return x
 
@@ -143,18 +152,20 @@ class ImageAugmentation:
         height, width = x.shape[2:]
         radius = min(math.ceil(2 * self.sigma[1]), (min(height, width) - 1) // 2)
         offsets = torch.arange(-radius, radius + 1, device=x.device, dtype=x.dtype)
-        sigma = _uniform(len(x), *self.sigma, x, self.generator)[:, None]
-        kernel = torch.softmax(-(offsets**2) / (2 * sigma**2), dim=1)
-        for vertical in (False, True):
-            pad = (0, 0, radius, radius) if vertical else (radius, radius, 0, 0)
-            padded = F.pad(x, pad, mode="reflect")
-            windows = padded.unfold(2 if vertical else 3, 2 * radius + 1, 1)
-            x = torch.einsum("nchwk,nk->nchw", windows, kernel)
+        sigma = _uniform(len(x), *self.sigma, x, self.generator).to(x.dtype)[:, None]
+        kernel = torch.softmax(-(offsets**2) / (2 * sigma**2), dim=1)[..., None, None, None]
+        for dim in (-1, -2):
+            pad = (radius, radius, 0, 0) if dim == -1 else (0, 0, radius, radius)
+            padded, size = F.pad(x, pad, mode="reflect"), x.shape[dim]
+            x = kernel[:, 0] * padded.narrow(dim, 0, size)
+            for place in range(1, 2 * radius + 1):
+                x = x.addcmul_(kernel[:, place], padded.narrow(dim, place, size))
         return x
 
 
 def _gray(x: Images) -> Float[Tensor, "batch 1 height width"]:
-    return torch.einsum("nchw,c->nhw", x, x.new_tensor(_GRAY)).unsqueeze(1)
+    red, green, blue = x.split(1, dim=1)
+    return _GRAY[0] * red + _GRAY[1] * green + _GRAY[2] * blue
 
 
 def _turn_hue(x: Images, turns: Float[Tensor, " batch"]) -> Images:

@@ -202,6 +202,25 @@ def test_hue_turns_as_torchvisions(turn):
     torch.testing.assert_close(found, adjust_hue(images, turn), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [14, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_image_augmentation_blurs_as_torchvision_in_every_dtype(size, dtype):
+    from torchvision.transforms.functional import gaussian_blur
+
+    images = torch.rand(3, 3, size, size, generator=seeded(), dtype=torch.float64).to(dtype)
+    whole = RandomResizedCrop((1.0, 1.0), (1.0, 1.0), flip=0.0)
+    blurred = ImageAugmentation(
+        whole, jitter_rate=0.0, gray_rate=0.0, blur_rate=1.0, sigma=(1.5, 1.5)
+    )(images)
+    assert blurred.dtype == dtype
+    theirs = gaussian_blur(images.double(), [7, 7], [1.5, 1.5])
+    rounding = 0.05 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(blurred.double(), theirs, rtol=0, atol=rounding)
+    everything = ImageAugmentation(jitter_rate=1.0, gray_rate=0.5, blur_rate=0.5)(images)
+    assert everything.dtype == dtype
+    assert everything.shape == images.shape
+
+
 def test_vectors_lose_the_share_that_was_asked_for():
     x = torch.ones(200, 50)
     out = VectorAugmentation(noise=0.0, drop=0.2, generator=seeded())(x)
