@@ -113,9 +113,11 @@ def uptraining_module(
     Args:
         model: trained in place.
         schedule: optimiser and learning rate.
-        history: receives every step's mean losses, by task.
+        history: receives the mean losses of every batch, by task, those before a resume included.
     """
     from lightning.pytorch import LightningModule
+
+    kept: list[dict[str, float]] = [] if history is None else history
 
     class Uptraining(LightningModule):
         def __init__(self) -> None:
@@ -123,17 +125,22 @@ def uptraining_module(
             self.model = model
             self.frames = 0
 
+        def get_extra_state(self) -> list[dict[str, float]]:
+            return kept
+
+        def set_extra_state(self, state: list[dict[str, float]]) -> None:
+            kept[:] = state
+
         def training_step(self, batch: AVBatch, batch_idx: int) -> Tensor:
             # fit() seeds torch from the batch's number: masks and mode repeat after a resume
             generator = np.random.default_rng(int(torch.randint(2**62, ())))
             output = self.model(batch, generator=generator)
-            if history is not None:
-                history.append(
-                    {
-                        name: float(loss.detach()) / max(output.counts.get(name, 1), 1)
-                        for name, loss in output.losses.items()
-                    }
-                )
+            kept.append(
+                {
+                    name: float(loss.detach()) / max(output.counts.get(name, 1), 1)
+                    for name, loss in output.losses.items()
+                }
+            )
             self.frames += output.n_frames
             return output.total
 

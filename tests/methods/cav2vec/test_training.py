@@ -49,21 +49,24 @@ def test_uptraining_resumes_to_the_same_weights(clips, mixer, tmp_path):
         for limit in limits:
             torch.manual_seed(0)
             model = CAV2vecForPreTraining(config)
-            module = uptraining_module(model, Schedule(6, 1e-3, 2))
+            history = []
+            module = uptraining_module(model, Schedule(6, 1e-3, 2), history=history)
             kept = {"steps": 6, "seed": 1, "scratch": scratch, "checkpoint_every": 2}
             try:
                 result = fit(module, until(limit), **kept)
             except StopError:
                 continue
-            return model.state_dict(), result
+            return model.state_dict(), result, history
         raise AssertionError
 
-    (straight, first), (resumed, second) = (
+    (straight, first, losses), (resumed, second, again) = (
         trained(tmp_path / "a", 99),
         trained(tmp_path / "b", 5, 99),
     )
     assert (first.resumed_from, second.resumed_from) == (0, 4)
     assert first.losses == second.losses
+    assert len(losses) == 6
+    assert losses == again
     assert all(torch.equal(value, resumed[name]) for name, value in straight.items())
 
 
