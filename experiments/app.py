@@ -161,19 +161,20 @@ def build_plan(config: dict[str, Any]) -> Plan:
 def fetch_checkpoints(node: Any) -> None:
     """Fetches every hub checkpoint that a configuration names, once, before any cell.
 
-    A node names one by `name_or_path`, as all loaders call it.
+    A node names one by `name_or_path`, as all loaders call it. Tokenizers are tried.
 
     Raises:
-        UserError: one is neither in the cache nor reachable.
+        UserError: one is neither in the cache nor reachable, or damaged.
     """
-    from ritornello.common.models.hub import hub_snapshot
+    from ritornello.common.models.hub import check_checkpoint, load_tokenizer
 
     for child in node.values() if isinstance(node, dict) else node:
         if isinstance(child, dict | list):
             fetch_checkpoints(child)
     if isinstance(node, dict) and isinstance(node.get("name_or_path"), str):
-        weights = str(node.get("_target_")).endswith(".load_causal_lm")
-        hub_snapshot(node["name_or_path"], revision=node.get("revision"), weights=weights)
+        name, revision = node["name_or_path"], node.get("revision")
+        tokenizer = str(node.get("_target_")).endswith(".load_tokenizer")
+        (load_tokenizer if tokenizer else check_checkpoint)(name, revision)
 
 
 def run_directory(config: dict[str, Any]) -> RunDirectory:

@@ -28,12 +28,17 @@ def commonsense_questions(task: str, path: str | None = None) -> list[Question]:
             `.jsonl`); None for the task's own hub id.
 
     Raises:
-        UserError: an unknown task, no such files, or no network.
+        UserError: an unknown task, no such files or columns, or no network.
     """
     if task not in _TASKS:
         raise UserError(f"task must be one of {', '.join(_TASKS)}, got {task!r}")
     spec = _TASKS[task]
-    return [spec.question(row) for row in _rows(path or spec.hub, spec.folder, spec.split)]
+    source = path or spec.hub
+    rows = _rows(source, spec.folder, spec.split)
+    try:
+        return [spec.question(row) for row in rows]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{source} is not laid out as {spec.hub}: {error!r}") from error
 
 
 def _rows(source: str, folder: str, split: str) -> list[Row]:

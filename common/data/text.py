@@ -83,12 +83,19 @@ def wikitext_rows(subset: str, split: str, path: str | None = None) -> list[str]
 
 def _local_text(path: Path, split: str) -> str:
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _read(path)
     short = {"validation": "valid"}.get(split, split)
     for pattern in (f"{split}.txt", f"{short}.txt", f"wiki.{split}.*", f"wiki.{short}.*"):
         for file in sorted(path.glob(pattern)):
-            return file.read_text(encoding="utf-8")
+            return _read(file)
     raise UserError(f"path={path} is neither a text file nor a folder with {split}.txt")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is no text in UTF-8: {error}") from error
 
 
 def c4_shard(path: str | None = None, documents: int = 2000) -> list[str]:
@@ -97,6 +104,9 @@ def c4_shard(path: str | None = None, documents: int = 2000) -> list[str]:
     Args:
         path: a local `c4-train.00000-of-01024.json.gz`; without it the hub file of `allenai/c4`.
         documents: how many.
+
+    Raises:
+        UserError: no such file, one of another kind, or no network.
     """
     if path is None:
         from huggingface_hub import hf_hub_download
@@ -113,8 +123,13 @@ def c4_shard(path: str | None = None, documents: int = 2000) -> list[str]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"path={path} is not a file")
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for _, line in zip(range(documents), lines)]
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            return [json.loads(line)["text"] for _, line in zip(range(documents), lines)]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"path={path} is not gzipped JSON lines with a text each, as C4's shards are: {error}"
+        ) from error
 
 
 def text_windows(

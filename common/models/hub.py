@@ -70,14 +70,19 @@ def hub_snapshot(
     other formats stay where they are.
 
     Args:
-        weights: the cache counts only if all files of the weights are in it.
+        weights: a folder or the cache counts only if all files of the weights are in it.
         only: a folder of the repository; nothing else is fetched or looked for.
 
     Raises:
-        UserError: neither a folder, nor in the cache, nor reachable.
+        UserError: neither a folder, nor in the cache, nor reachable; or a folder without weights.
     """
     local = Path(name_or_path).expanduser()
     if local.is_dir():
+        if weights and not _has_weights(local):
+            raise UserError(
+                f"{name_or_path} holds no whole checkpoint: it has neither model.safetensors or "
+                "pytorch_model.bin nor every file that an index names"
+            )
         return local
     if name_or_path.startswith((".", "/", "~")):
         raise UserError(f"there is no folder {name_or_path}")
@@ -118,8 +123,30 @@ def _has_weights(folder: Path) -> bool:
         files = set(json.loads(index.read_text())["weight_map"].values())
         if all((folder / file).exists() for file in files):
             return True
-    single = (folder / name for name in ("model.safetensors", "pytorch_model.bin"))
-    return any(file.exists() for file in single)
+    names = ("model", "pytorch_model", "adapter_model")
+    return any((folder / f"{n}.{kind}").exists() for n in names for kind in ("safetensors", "bin"))
+
+
+def check_checkpoint(name_or_path: str, revision: str | None = None) -> None:
+    """Fetches a model of transformers and opens its files, without loading the weights.
+
+    Raises:
+        UserError: the checkpoint cannot be had, is not whole or damaged.
+    """
+    from safetensors import safe_open
+    from transformers import AutoConfig
+
+    folder = hub_snapshot(name_or_path, revision=revision, weights=True)
+    opened = folder
+    try:
+        if not (folder / "adapter_config.json").is_file():
+            AutoConfig.from_pretrained(folder, local_files_only=True)
+        for opened in sorted(folder.glob("*.safetensors")):
+            with safe_open(opened, "pt"):
+                pass
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{opened} is not a usable checkpoint: {why}") from error
 
 
 def load_causal_lm(
@@ -153,7 +180,8 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> "PreTraine
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise UserError(f"{name_or_path} has no usable tokenizer: {error}") from error
+        why = " ".join(str(error).split())
+        raise UserError(f"{name_or_path} has no usable tokenizer: {why}") from error
 
 
 def load_sentence_encoder(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Commonsense", "CountedCost", "Perplexity", "figures"]
 
+# One model a process, shared by the parts: one for each would not fit the GPU.
+_LOADED: "WeakValueDictionary[str, PreTrainedModel]" = WeakValueDictionary()
+
 
 @dataclass
 class Calibrated(Experiment):
@@ -59,13 +63,15 @@ class Calibrated(Experiment):
     batch_size: int
 
     def prepare(self) -> None:
-        """Fetches the texts."""
-        self.calibration_text()
+        """Fetches and cuts the texts: one that is too short is told before the first cell."""
+        self._calibration_ids(seed=0)
 
     @cached_property
     def language_model(self) -> "PreTrainedModel":
         """The dense model, loaded at first use and pruned by one arm after another."""
-        return self.model()
+        name = repr(self.model)
+        loaded = _LOADED.get(name)
+        return _LOADED.setdefault(name, self.model()) if loaded is None else loaded
 
     @cached_property
     def vocabulary(self) -> Any:
@@ -143,6 +149,7 @@ class Perplexity(Calibrated):
     def prepare(self) -> None:
         self.text()
         super().prepare()
+        self._windows(place=0.0, seed=0)
 
     def measure(
         self, arm: ProbePruningConfig, cell: Cell, context: CellContext
@@ -184,7 +191,7 @@ class Perplexity(Calibrated):
         text, count = self.text(), self.batches
         if count is None:
             ids = self.vocabulary(text, add_special_tokens=False)["input_ids"]
-            count = len(ids) // self.tokens // self.batch_size
+            count = max(1, len(ids) // self.tokens // self.batch_size)
         return text_windows(
             text,
             self.vocabulary,
@@ -216,7 +223,7 @@ class Commonsense(Calibrated):
     """
 
     tasks: list[str]
-    paths: dict[str, str]
+    paths: dict[str, str | None]
     max_tokens: int
     limit: int | None
 

@@ -4,7 +4,7 @@ import hashlib
 import importlib.resources
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from ritornello.common.cache import cached_directory
 from ritornello.common.data.text import text_windows
+from ritornello.common.errors import UserError
 from ritornello.common.models import load_causal_lm
 from ritornello.common.models.hub import resolve_device
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.rrs.figures import figures
 from ritornello.experiments.rrs.matrices import OutlierMatrices
-from ritornello.experiments.rrs.zero_shot import check_installed, zero_shot_answers
+from ritornello.experiments.rrs.zero_shot import check_tasks, zero_shot_answers
 from ritornello.methods.rrs import (
     QuantLinear,
     RRSConfig,
@@ -67,10 +68,11 @@ class LanguageModel(Experiment):
     calibration_windows: int = 4
 
     def prepare(self) -> None:
-        """Fetches the texts."""
+        """Fetches and cuts the texts: one that is too short is told before the first cell."""
         self.text()
         if self.calibration_text:
             self.calibration_text()
+        _ = self._scored, self._calibration
 
     @cached_property
     def _scored(self) -> Tensor:
@@ -80,6 +82,8 @@ class LanguageModel(Experiment):
         if self.windows is not None:
             return text_windows(half, tokenizer, tokens=self.tokens, windows=self.windows)
         ids = torch.tensor(tokenizer(half, add_special_tokens=False)["input_ids"])
+        if len(ids) < self.tokens:
+            raise UserError(f"the text has {len(ids)} tokens, fewer than tokens={self.tokens}")
         return ids[: len(ids) // self.tokens * self.tokens].view(-1, self.tokens)
 
     @cached_property
@@ -161,14 +165,16 @@ class ZeroShot(LanguageModel):
             the model, and padding would enter the scales of Runtime Smooth: 1 has none.
         limit: only so many questions; None for all.
         task_folder: a folder with tasks of one's own, as YAML of the harness.
+        tasks: all values of the coordinate, tried before the first cell.
     """
 
     batch_size: int = 1
     limit: int | None = None
     task_folder: str | None = None
+    tasks: Sequence[str] = ()
 
     def prepare(self) -> None:
-        check_installed()
+        check_tasks(self.tasks, self.task_folder)
         super().prepare()
 
     @torch.inference_mode()

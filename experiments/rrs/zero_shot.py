@@ -1,8 +1,8 @@
 """Zero-shot tasks through the Python interface of lm-evaluation-harness, where it is installed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ritornello.common.errors import UserError
 
@@ -20,6 +20,17 @@ def check_installed() -> None:
     """
     if find_spec("lm_eval") is None:
         raise UserError("zero-shot tasks need lm-evaluation-harness: pip install 'lm_eval>=0.4.5'")
+
+
+def check_tasks(tasks: Iterable[str], task_folder: str | None = None) -> None:
+    """Answers the first question of every task at random: its data must be there.
+
+    Raises:
+        UserError: as `zero_shot_answers`.
+    """
+    check_installed()
+    for task in tasks:
+        _answers("dummy", task, limit=1, task_folder=task_folder)
 
 
 def zero_shot_answers(
@@ -50,8 +61,16 @@ def zero_shot_answers(
             cannot be had.
     """
     check_installed()
-    from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+
+    harnessed = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)  # type: ignore[arg-type]
+    return _answers(harnessed, task, limit=limit, task_folder=task_folder)
+
+
+def _answers(
+    model: Any, task: str, *, limit: int | None, task_folder: str | None
+) -> dict[str, list[float]]:
+    from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     tasks = TaskManager(include_path=task_folder)
@@ -59,7 +78,7 @@ def zero_shot_answers(
         raise UserError(f"task={task!r} is not a task of lm-evaluation-harness")
     try:
         found = simple_evaluate(
-            model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
+            model=model,
             tasks=[task],
             num_fewshot=0,
             limit=limit,

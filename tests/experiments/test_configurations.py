@@ -95,7 +95,7 @@ def test_unknown_arguments_of_arms_and_parts_name_their_place(paper):
         ("rrs", "four_bit_cache", ["settings.calibration_text.path=absent"]),
         ("probe_pruning", "language_model", ["settings.text.path=absent"]),
         ("probe_pruning", "probe_size", ["settings.calibration_text.path=absent"]),
-        ("probe_pruning", "commonsense", ["+parts.commonsense.measure.paths.boolq=./absent"]),
+        ("probe_pruning", "commonsense", ["parts.commonsense.measure.paths.boolq=./absent"]),
     ],
 )
 def test_texts_that_cannot_be_had_are_told_before_a_model_is_loaded(

@@ -96,6 +96,17 @@ def test_the_harness_ranks_choices_as_our_own_scorer_does(tokenizer, tmp_path):
     assert len(found["accuracy_norm"]) == len(QUESTIONS)
     with pytest.raises(UserError, match="'no_such_task' is not a task"):
         zero_shot.zero_shot_answers(model, tokenizer, "no_such_task", task_folder=str(tmp_path))
+    zero_shot.check_tasks(["toy_task"], str(tmp_path))
+    data.unlink()
+    with pytest.raises(UserError, match="the data of task='toy_task'"):
+        zero_shot.check_tasks(["toy_task"], str(tmp_path))
+
+
+def test_a_text_that_is_too_short_is_told_before_the_first_cell():
+    settings = {"model": tiny_causal_lm, "tokenizer": character_tokenizer, "text": lambda: "ab"}
+    for windows, message in ((None, "fewer than tokens=8"), (1, "windows=1 of tokens=8")):
+        with pytest.raises(UserError, match=message):
+            Perplexity(**settings, tokens=8, windows=windows).prepare()
 
 
 def start(folder):

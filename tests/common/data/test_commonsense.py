@@ -62,3 +62,7 @@ def test_what_is_missing_is_named(tmp_path):
         commonsense_questions("boolq", str(tmp_path))
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         commonsense_questions("boolq", "nobody/nothing")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "validation.jsonl").write_text('{"question": "who"}')
+    with pytest.raises(UserError, match=r"not laid out as google/boolq: KeyError\('passage'\)"):
+        commonsense_questions("boolq", str(tmp_path))

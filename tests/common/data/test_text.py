@@ -70,6 +70,15 @@ def test_corpora_load_from_local_files(tmp_path):
     assert c4_shard(str(shard), documents=3) == ["document 0", "document 1", "document 2"]
     with pytest.raises(UserError, match="not a file"):
         c4_shard(str(tmp_path / "absent.gz"))
+    plain, other = tmp_path / "c4.json", tmp_path / "other.gz"
+    plain.write_text('{"text": "a"}')
+    with gzip.open(other, "wt") as file:
+        file.write('{"body": "a"}')
+    for wrong in (plain, other):
+        with pytest.raises(UserError, match="not gzipped JSON lines with a text"):
+            c4_shard(str(wrong))
+    with pytest.raises(UserError, match="no text in UTF-8"):
+        wikitext2("test", path=str(next(folder.iterdir())))
 
 
 def test_real_wikitext_loads(shared_data):

@@ -7,7 +7,13 @@ import pytest
 
 from ritornello.common.data.text import wikitext2
 from ritornello.common.errors import UserError
-from ritornello.common.models.hub import hub_snapshot
+from ritornello.common.models import tiny_causal_lm
+from ritornello.common.models.hub import (
+    check_checkpoint,
+    hub_snapshot,
+    load_causal_lm,
+    load_tokenizer,
+)
 
 
 @pytest.fixture
@@ -69,3 +75,31 @@ def test_second_copies_of_the_weights_are_not_fetched(files, pickled, tmp_path, 
     assert hub_snapshot("one/model") == tmp_path
     assert "original/*" in asked
     assert ("*.bin" not in asked) is pickled
+
+
+def test_a_folder_is_opened_before_it_is_needed(tmp_path):
+    """What lacks or is broken is told without loading the weights."""
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        check_checkpoint(str(tmp_path))
+    with pytest.raises(UserError, match="no usable tokenizer"):
+        load_tokenizer(str(tmp_path))
+    tiny_causal_lm(layers=1).save_pretrained(tmp_path)
+    check_checkpoint(str(tmp_path))
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    config.rename(tmp_path / "kept")
+    with pytest.raises(UserError, match="not a usable checkpoint"):
+        check_checkpoint(str(tmp_path))
+    (tmp_path / "kept").rename(config)
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"model.safetensors is not a usable checkpoint"):
+        check_checkpoint(str(tmp_path))
+
+
+def test_a_fine_tuned_adapter_is_a_checkpoint(tmp_path):
+    peft = pytest.importorskip("peft")
+    base, adapter = tmp_path / "base", str(tmp_path / "adapter")
+    tiny_causal_lm(layers=1).save_pretrained(base)
+    settings = peft.LoraConfig(target_modules=["q_proj"], base_model_name_or_path=str(base))
+    peft.get_peft_model(load_causal_lm(str(base), device="cpu"), settings).save_pretrained(adapter)
+    check_checkpoint(adapter)
+    assert load_causal_lm(adapter, device="cpu").model.layers[0].self_attn.q_proj.lora_A
