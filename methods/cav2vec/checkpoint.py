@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 _INERT_ROOTS = {
-    "argparse", "av2vec", "avhubert", "cav2vec", "enum", "fairseq", "hubert", "hubert_pretraining",
-    "numpy", "omegaconf", "pathlib", "typing",
+    "_codecs", "argparse", "av2vec", "avhubert", "cav2vec", "enum", "fairseq", "hubert",
+    "hubert_pretraining", "numpy", "omegaconf", "pathlib", "typing",
 }  # fmt: skip
 _ALLOWED = {
     ("collections", "OrderedDict"),
@@ -39,6 +39,18 @@ _ALLOWED = {
 }
 _WRAPPERS = ("encoder.w2v_model.", "w2v_encoder.w2v_model.", "w2v_model.")
 _HEADS_BY_WIDTH = {768: 12, 1024: 16}
+_DECODER_HEADS_BY_WIDTH = {768: 4, 1024: 8}
+_NEEDED = (
+    "post_extract_proj.weight",
+    "feature_extractor_audio.proj.weight",
+    "feature_extractor_video.resnet.trunk.layer1.0.conv1.weight",
+    "encoder.pos_conv.0.parametrizations.weight.original1",
+    "encoder.layers.0.fc1.weight",
+)
+
+
+class RefusedPickleError(pickle.UnpicklingError):
+    """The pickle refers to something that a model file has no use for."""
 
 
 class _Inert:
@@ -68,6 +80,8 @@ class _Inert:
 
 class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module == "__builtin__":  # its name in the pickle protocol that torch writes
+            module = "builtins"
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
         if module in ("torch", "torch.storage") and name.endswith("Storage"):
@@ -76,7 +90,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if module.partition(".")[0] in _INERT_ROOTS:
             return type(name, (_Inert,), {})
-        raise pickle.UnpicklingError(
+        raise RefusedPickleError(
             f"the checkpoint asks for {module}.{name}, which a model file has no use for: refused"
         )
 
@@ -105,9 +119,10 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class FairseqCheckpoint:
-    """A published file: the model's settings and its tensors under our names."""
+    """A published file: settings of encoder and recogniser, and its tensors under our names."""
 
     settings: dict[str, Any]
+    recognizer_settings: dict[str, Any]
     backbone: dict[str, Tensor]
     rest: dict[str, Tensor]
     teacher: dict[str, Tensor]
@@ -129,14 +144,9 @@ def read_fairseq(source: str | Path | bytes) -> FairseqCheckpoint:
 
     Raises:
         ValueError: not such a file.
-        pickle.UnpicklingError: the pickle refers to anything but tensors and settings.
+        RefusedPickleError: the pickle refers to anything but tensors and settings.
     """
-    file = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
-    raw = torch.load(file, map_location="cpu", weights_only=False, pickle_module=_pickle_module)
-    if not isinstance(raw, dict) or not isinstance(raw.get("model"), dict):
-        raise ValueError(
-            "source must be a fairseq checkpoint with a 'model' entry, got another file"
-        )
+    raw = _unpickled(source)
     state = raw["model"]
     teacher = {_rename(k): v for k, v in state.get("_ema", {}).items() if torch.is_tensor(v)}
     backbone, rest = {}, {}
@@ -147,20 +157,55 @@ def read_fairseq(source: str | Path | bytes) -> FairseqCheckpoint:
         prefix = next((p for p in _WRAPPERS if name.startswith(p)), "")
         target = rest if wrapped and not prefix else backbone
         target[_rename(name.removeprefix(prefix))] = tensor
-    if "post_extract_proj.weight" not in backbone:
+    lacking = [name for name in _NEEDED if name not in backbone]
+    if lacking:
+        raise ValueError(f"source must hold an audio-visual encoder; it has no {lacking[0]}")
+    settings = _plain(raw.get("cfg") or {})
+    model = settings.get("model") or _plain(raw.get("args")) or {}
+    inner = model.get("w2v_args")
+    pretraining = (inner.get("model") or inner) if isinstance(inner, dict) else model
+    return FairseqCheckpoint(pretraining, model, backbone, rest, teacher)
+
+
+def _unpickled(source: str | Path | bytes) -> dict[str, Any]:
+    if not isinstance(source, bytes) and not Path(source).is_file():
+        raise ValueError(f"source must be a checkpoint, no such file: {source}")
+    file = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
+    try:
+        raw = torch.load(file, map_location="cpu", weights_only=False, pickle_module=_pickle_module)
+    except RefusedPickleError:
+        raise
+    except Exception as error:  # whatever torch and pickle make of other files
         raise ValueError(
-            "source must hold an audio-visual encoder; it has no post_extract_proj.weight"
+            f"source must be a fairseq checkpoint, got a file that cannot be read: {error}"
+        ) from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("model"), dict):
+        raise ValueError(
+            "source must be a fairseq checkpoint with a 'model' entry, got another file"
         )
-    settings = _plain(raw.get("cfg") or {}) or {}
-    model = settings.get("model", {}) if isinstance(settings, dict) else {}
-    inner = model.get("w2v_args") if isinstance(model, dict) else None
-    if isinstance(inner, dict):
-        model = inner.get("model", model)
-    return FairseqCheckpoint(model if isinstance(model, dict) else {}, backbone, rest, teacher)
+    return raw
 
 
-def encoder_sizes(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
-    """Arguments of `AVHubertConfig`: sizes from the tensors, the rest from the settings."""
+def heads_of_decoder(checkpoint: FairseqCheckpoint) -> int:
+    """Attention heads of the decoder of a fine-tuned file."""
+    width = len(checkpoint.backbone["post_extract_proj.bias"])
+    heads = checkpoint.recognizer_settings.get("decoder_attention_heads")
+    heads = heads or _DECODER_HEADS_BY_WIDTH.get(width)
+    if heads is None:
+        raise ValueError(
+            "the checkpoint does not say how many attention heads its decoder has "
+            f"(width {width}): pass decoder_heads"
+        )
+    return int(heads)
+
+
+def encoder_sizes(checkpoint: FairseqCheckpoint, num_heads: int | None = None) -> dict[str, Any]:
+    """Arguments of `AVHubertConfig`: sizes from the tensors, the rest from the settings.
+
+    Args:
+        checkpoint: what `read_fairseq` returns.
+        num_heads: attention heads, for a file that does not say it.
+    """
     state, settings = checkpoint.backbone, checkpoint.settings
     dim = state["post_extract_proj.weight"].shape[0]
     kernel = state["encoder.pos_conv.0.parametrizations.weight.original1"]
@@ -170,7 +215,7 @@ def encoder_sizes(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
         for stage in range(1, 9)
         if f"{resnet}{stage}.0.conv1.weight" in state
     ]
-    heads = settings.get("encoder_attention_heads") or _HEADS_BY_WIDTH.get(dim)
+    heads = num_heads or settings.get("encoder_attention_heads") or _HEADS_BY_WIDTH.get(dim)
     if heads is None:
         raise ValueError(
             f"the checkpoint does not say how many attention heads it has (width {dim}): "

@@ -171,7 +171,8 @@ class AVHubertModel(SavedModel):
         """
         known = isinstance(source, FairseqCheckpoint)
         checkpoint = source if known else read_fairseq(source)
-        model = cls(AVHubertConfig(**(encoder_sizes(checkpoint) | changes)))
+        sizes = encoder_sizes(checkpoint, changes.get("num_heads"))
+        model = cls(AVHubertConfig(**(sizes | changes)))
         state = {"mask_emb": model.mask_emb.data} | checkpoint.backbone  # fine-tuned files drop it
         load_named(model, state, source="the checkpoint")
         return model

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from ritornello.methods.cav2vec.batch import SpeechBatch
 from ritornello.methods.cav2vec.beam_search import Hypothesis, beam_search
-from ritornello.methods.cav2vec.checkpoint import SavedModel, load_named, read_fairseq
+from ritornello.methods.cav2vec.checkpoint import (
+    SavedModel,
+    heads_of_decoder,
+    load_named,
+    read_fairseq,
+)
 from ritornello.methods.cav2vec.decoder import SpeechDecoder
 from ritornello.methods.cav2vec.encoder import AVHubertConfig, AVHubertModel
 from ritornello.methods.cav2vec.tokens import BOS, EOS, PAD, Tokenizer
@@ -145,13 +150,13 @@ class AVForCTC(_Recognizer):
         self.proj = nn.Linear(config.encoder.embed_dim, config.vocabulary)
 
     @classmethod
-    def from_fairseq(cls, source: Any) -> "AVForCTC":
-        """A file fine-tuned with CTC."""
+    def from_fairseq(cls, source: Any, **changes: Any) -> "AVForCTC":
+        """A file fine-tuned with CTC; `changes` as of `AVHubertModel.from_fairseq`."""
         checkpoint = read_fairseq(source)
         head = {k.removeprefix("encoder."): v for k, v in checkpoint.rest.items()}
         if "proj.weight" not in head:
             raise ValueError("source must be fine-tuned with CTC: it has no encoder.proj.weight")
-        backbone = AVHubertModel.from_fairseq(checkpoint)
+        backbone = AVHubertModel.from_fairseq(checkpoint, **changes)
         model = cls(RecognizerConfig(len(head["proj.weight"]), encoder=backbone.config))
         model.load_encoder(backbone)
         load_named(
@@ -201,21 +206,28 @@ class AVForSpeechSeq2Seq(_Recognizer):
         )
 
     @classmethod
-    def from_fairseq(cls, source: Any, *, decoder_heads: int | None = None) -> "AVForSpeechSeq2Seq":
-        """A file fine-tuned with a decoder."""
+    def from_fairseq(
+        cls, source: Any, *, decoder_heads: int | None = None, **changes: Any
+    ) -> "AVForSpeechSeq2Seq":
+        """A file fine-tuned with a decoder.
+
+        Args:
+            source: path or bytes of the file.
+            decoder_heads: attention heads of the decoder, for a file that does not say it.
+            changes: as of `AVHubertModel.from_fairseq`.
+        """
         checkpoint = read_fairseq(source)
         state = {k.removeprefix("decoder."): v for k, v in checkpoint.rest.items()}
         if "embed_tokens.weight" not in state:
             raise ValueError("source must be fine-tuned with a decoder: it has no embed_tokens")
-        backbone = AVHubertModel.from_fairseq(checkpoint)
+        backbone = AVHubertModel.from_fairseq(checkpoint, **changes)
         layers = [int(k.split(".")[1]) for k in state if k.startswith("layers.")]
-        heads = decoder_heads or checkpoint.settings.get("decoder_attention_heads") or 8
         config = RecognizerConfig(
             len(state["embed_tokens.weight"]),
             encoder=backbone.config,
             decoder_layers=1 + max(layers),
             decoder_ffn_dim=len(state["layers.0.fc1.weight"]),
-            decoder_heads=heads,
+            decoder_heads=decoder_heads or heads_of_decoder(checkpoint),
         )
         model = cls(config)
         model.load_encoder(backbone)

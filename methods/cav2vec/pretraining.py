@@ -87,15 +87,20 @@ class CAV2vecForPreTraining(AVHubertModel):
         self.teacher = EMATeacher(self.encoder, self.config.ema_decay, self.config.ema_steps)
 
     @classmethod
-    def from_fairseq(cls, source: Any, **changes: Any) -> "CAV2vecForPreTraining":
+    def from_fairseq(
+        cls, source: Any, *, num_heads: int | None = None, **changes: Any
+    ) -> "CAV2vecForPreTraining":
         """Starts from a published file: its encoder, and every head that has the same shape.
 
         Args:
             source: path or bytes of an AV-HuBERT or CAV2vec checkpoint.
+            num_heads: attention heads of the encoder, for a file that does not say it.
             changes: arguments of `PretrainingConfig` (``num_classes`` for other labels).
         """
         checkpoint = read_fairseq(source)
-        encoder = AVHubertModel.from_fairseq(checkpoint)
+        encoder = AVHubertModel.from_fairseq(
+            checkpoint, **({} if num_heads is None else {"num_heads": num_heads})
+        )
         own = checkpoint.backbone.get("label_embs_concat")
         known: dict[str, Any] = (
             {} if own is None else {"num_classes": len(own), "final_dim": own.shape[1]}

@@ -181,6 +181,7 @@ def test_fine_tuned_files_load_their_heads():
         settings={"decoder_attention_heads": 4, "w2v_args": {"model": SETTINGS}},
     )
     loaded = AVForSpeechSeq2Seq.from_fairseq(data)
+    assert loaded.config.decoder_heads == 4
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
     ctc = recognizer(AVForCTC)
@@ -195,6 +196,27 @@ def test_fine_tuned_files_load_their_heads():
     assert torch.equal(AVForCTC.from_fairseq(data).proj.weight, ctc.proj.weight)
     with pytest.raises(ValueError, match="decoder"):
         AVForSpeechSeq2Seq.from_fairseq(data)
+    bare = fairseq_file(model.backbone, old_names=True, prefix="encoder.w2v_model.", extra=extra)
+    with pytest.raises(ValueError, match="pass num_heads"):
+        AVForSpeechSeq2Seq.from_fairseq(bare)
+    with pytest.raises(ValueError, match="pass decoder_heads"):
+        AVForSpeechSeq2Seq.from_fairseq(bare, num_heads=4)
+    given = AVForSpeechSeq2Seq.from_fairseq(bare, num_heads=4, decoder_heads=2)
+    assert (given.config.encoder.num_heads, given.config.decoder_heads) == (4, 2)
+    uptraining = CAV2vecForPreTraining.from_fairseq(bare, num_heads=4, num_classes=9, top_k=2)
+    assert uptraining.encoder_config.num_heads == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"PK\x03\x04 and no more"])
+def test_a_file_that_is_no_checkpoint_says_so(content, tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        AVHubertModel.from_fairseq(content)
+    with pytest.raises(ValueError, match="no such file"):
+        AVHubertModel.from_fairseq(tmp_path / "large.pt")
+    other = io.BytesIO()
+    torch.save({"model": {"post_extract_proj.weight": torch.zeros(2, 2)}}, other)
+    with pytest.raises(ValueError, match="audio-visual"):
+        AVHubertModel.from_fairseq(other.getvalue())
 
 
 class _Call:
@@ -226,7 +248,7 @@ def test_settings_of_foreign_classes_are_read_without_their_classes(tmp_path, mo
 
     class Config:
         def __init__(self, content):
-            self.__dict__["_content"] = content
+            self.__dict__.update(_content=content, _type=dict, _number=np.float64(1))
 
     for kind in (Node, Config):
         kind.__module__, kind.__qualname__ = "omegaconf.fake", kind.__name__
