@@ -41,7 +41,8 @@ def constructor_arguments(arguments: list[str]) -> list[str]:
             and name in _parameters(node["_target_"])
         )
 
-    return [f"+{a}" if a in deep and hidden(a) else a for a in arguments]
+    # ++: a key that comes up twice has its last value, as shown ones have
+    return [f"++{a}" if a in deep and hidden(a) else a for a in arguments]
 
 
 def jobs_of_sweep(arguments: list[str]) -> list[list[str]]:

@@ -53,12 +53,12 @@ class Transfer(Trained):
             raise UserError(f"axis must be one of {axes}, got {self.axis!r}")
         if len(self.values) < 2:
             raise UserError(f"values must hold at least two sizes, got {list(self.values)}")
+        self.recipes = {v: replace(self.recipe, **{self.axis: v}) for v in self.values}
 
     def measure(self, arm: Arm, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Losses of every size and rate, optima, their shift, the cost of reusing the first."""
         rates, curves, optima = list(arm.log2_rates), {}, {}
-        for value in self.values:
-            recipe = replace(self.recipe, **{self.axis: value})
+        for value, recipe in self.recipes.items():
             losses = [
                 self.final_loss(arm, recipe, rate, cell.seed, context.scratch) for rate in rates
             ]

@@ -82,6 +82,15 @@ class Recipe:
     device: str
     vocabulary: int = 256
 
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "head_dim", "batch", "tokens", "steps"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.head_dim:
+            raise UserError(f"width={self.width} must be a multiple of head_dim={self.head_dim}")
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise UserError(f"warmup_steps={self.warmup_steps} must lie in 0..steps={self.steps}")
+
     @property
     def model(self) -> DecoderConfig:
         """Sizes of the model."""

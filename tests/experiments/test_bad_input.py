@@ -109,7 +109,8 @@ def test_an_override_that_cannot_be_read_says_how_to_quote(override):
 
 def test_an_argument_that_the_yaml_leaves_out_can_be_overridden():
     arm = "parts.language_model.arms.rrs"
-    cfg = compose_config(["experiment=rrs/small", f"{arm}.group_size=64"])
+    twice = [f"{arm}.group_size=32", f"{arm}.group_size=64"]  # the last one counts
+    cfg = compose_config(["experiment=rrs/small", *twice])
     assert cfg.parts.language_model.arms.rrs.group_size == 64
     for unknown in (f"{arm}.group_siz=64", "settings.unknown=1", "parts.language_model.unknown=1"):
         with pytest.raises(UserError, match="Could not override"):

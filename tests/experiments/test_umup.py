@@ -67,6 +67,20 @@ def test_missing_token_files_short_texts_and_unknown_casts_are_named(tmp_path):
         Arm(UMuP(), (0,), None, 0, fp8="bf16")
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("settings.recipe.batch=0", "batch must be at least 1, got 0"),
+        ("settings.recipe.head_dim=48", "width=256 must be a multiple of head_dim=48"),
+        ("settings.recipe.warmup_steps=9000", r"warmup_steps=9000 must lie in 0..steps=8192"),
+        ("parts.transfer.measure.values=[256,300]", "width=300 must be a multiple of head_dim"),
+    ],
+)
+def test_a_recipe_that_cannot_be_trained_is_told_before_the_first_cell(override, told):
+    with pytest.raises(UserError, match=told):
+        build_plan(resolve(compose_config(["experiment=umup/paper", "device=cpu", override])))
+
+
 def test_every_width_of_the_paper_profile_has_a_head():
     plan = build_plan(resolve(compose_config(["experiment=umup/paper", "device=cpu"])))
     looked_at, trained = plan.parts["initialisation"].measure, plan.parts["transfer"].measure
