@@ -233,6 +233,8 @@ def _over_samples(pairs: pd.DataFrame, ratio: bool, check: Check) -> tuple[Inter
         return np.exp(x.mean(-1)) if exponential else x.mean(-1)
 
     ours = np.concatenate([np.asarray(s, float) for s in pairs["samples"]])
+    if len(ours) < 2:
+        raise _Unjudgeable("a single unit has no interval")
     if pairs["reference_samples"].isna().any():
         constant = float(pairs["reference"].iloc[0])
         interval = bootstrap_interval(

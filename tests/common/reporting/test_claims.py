@@ -120,6 +120,14 @@ def test_a_single_run_is_judged_over_its_samples(tmp_path):
     assert found.high - found.low < 1e-9
 
 
+@pytest.mark.parametrize("check", [BELOW, {"kind": "below", "reference": 2.0}])
+@pytest.mark.parametrize("samples", [[], [1.0]])
+def test_a_single_unit_has_no_interval(tmp_path, check, samples):
+    values = {"ours": seeds(1.0), "base": seeds(1.0)}
+    found = verdict(tmp_path, check, values, samples={"ours": samples, "base": samples})
+    assert (found.verdict, found.note) == ("inconclusive", "a single unit has no interval")
+
+
 def test_number_as_reference_and_within_and_equal(tmp_path):
     values = {"ours": seeds(0.50, 0.51, 0.49)}
     number = {"kind": "above", "reference": 0.4, "compare": "difference"}
