@@ -20,9 +20,9 @@ from ritornello.methods.cav2vec.corruption import (
     SequenceNoise,
     VideoCorruptor,
 )
-from ritornello.methods.cav2vec.data import Clips, audio_features
+from ritornello.methods.cav2vec.data import Clips, audio_features, check_labels
 from ritornello.methods.cav2vec.evaluation import Condition
-from ritornello.methods.cav2vec.lrs3 import LRS3Manifest, load_noises
+from ritornello.methods.cav2vec.lrs3 import LRS3Manifest, load_noises, noise_files
 from ritornello.methods.cav2vec.occluders import PatchFolder, draw_hand, draw_object
 from ritornello.methods.cav2vec.tokens import SubwordTokenizer, Tokenizer, WordTokenizer
 
@@ -67,6 +67,7 @@ class SyntheticData:
 
     def check_files(self, noises: Sequence[str] = ()) -> None:
         """Makes the clips, or finds them in the cache."""
+        _check_noises(noises)
         _ = self.train, self.test
 
     @cached_property
@@ -118,14 +119,19 @@ class SyntheticData:
 
     def noises(self, split: str, kind: str | None = None) -> list[np.ndarray]:
         """Noise of one kind, or of all; test noise is never heard in training."""
-        if kind not in (None, *NOISE_KINDS):
-            raise UserError(f"noise must be one of {', '.join(NOISE_KINDS)} here, got {kind!r}")
         kinds = NOISE_KINDS if kind is None else (kind,)
+        _check_noises(kinds)
         return [noise for k in kinds for noise in self._noises[split, k]]
 
     def occluders(self, split: str) -> dict[str, VideoCorruptor | None]:
         """The paper's picture corruptions by name; hands and pixels appear in tests only."""
         return picture_corruptions(draw_object, draw_hand)
+
+
+def _check_noises(kinds: Sequence[str]) -> None:
+    for kind in kinds:
+        if kind not in NOISE_KINDS:
+            raise UserError(f"noise must be one of {', '.join(NOISE_KINDS)} here, got {kind!r}")
 
 
 @dataclass
@@ -159,6 +165,15 @@ class LRS3Data:
                 f"data.root must be the folder of a prepared LRS3 copy, got {self.root!r}, which "
                 f"has no {', '.join(missing[:6])}; methods/cav2vec/README.md lists what it holds"
             )
+        try:
+            for clips in (self.train, self.finetuning, self.test):
+                clips.check_files()
+            check_labels(self.labels, self.train.frame_counts)
+            _ = self.tokenizer, self.occluders("train")
+            for folder in noise:
+                noise_files(root / folder)
+        except ValueError as error:
+            raise UserError(f"data.root {self.root!r}: {error}") from error
 
     def _manifest(self, name: str, **limits: int) -> LRS3Manifest:
         return LRS3Manifest(

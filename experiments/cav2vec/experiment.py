@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
+from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
 from ritornello.experiments.cav2vec.data import SpeechData, recognition_grid, training_mixer
 from ritornello.experiments.cav2vec.figures import figures, save_embedding, save_strip
 from ritornello.experiments.cav2vec.probes import (
@@ -160,6 +160,9 @@ class Recognition(Experiment):
         """Makes or finds the speech and the checkpoint to start from."""
         self.data.check_files([*self.noises, *(f"demand/{room}" for room in self.rooms)])
         self.stages.check_files()
+        known = list(self.data.occluders("test"))
+        if unknown := [name for name in self.pictures if name not in known]:
+            raise UserError(f"pictures must be taken from {', '.join(known)}, got {unknown}")
 
     def measure(self, arm: Recipe, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Word error rates with samples a clip.

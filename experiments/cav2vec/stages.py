@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ritornello.methods.cav2vec import (
     PretrainingConfig,
     RecognizerConfig,
 )
+from ritornello.methods.cav2vec.checkpoint import encoder_sizes, read_fairseq
 from ritornello.methods.cav2vec.data import LabelledBatches, UptrainingBatches
 from ritornello.methods.cav2vec.training import Schedule, finetuning_module, uptraining_module
 
@@ -30,6 +32,17 @@ _SOURCES = (
     "ritornello.methods.cav2vec",
     "ritornello.common.data.speech",
     "ritornello.experiments.cav2vec",
+)
+_SIZES = (
+    "embed_dim",
+    "ffn_dim",
+    "num_layers",
+    "num_heads",
+    "pos_conv_kernel",
+    "pos_conv_groups",
+    "layer_norm_first",
+    "audio_dim",
+    "frontend_widths",
 )
 
 
@@ -120,14 +133,25 @@ class Stages:
             raise ValueError(f"head must be 'ctc' or 'seq2seq', got {self.head!r}")
         if (self.first is None) == (self.checkpoint is None):
             raise UserError("give either stages.first (a start trained here) or stages.checkpoint")
+        PretrainingConfig(AVHubertConfig(**self.encoder), **self.objective)
 
     def check_files(self) -> None:
-        """Raises a UserError when the checkpoint to start from is not there."""
-        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
-            raise UserError(
-                "stages.checkpoint must be a published AV-HuBERT file (large_vox_iter5.pt), "
-                f"no such file: {self.checkpoint!r}"
-            )
+        """Raises a UserError when the checkpoint to start from is missing or of another size."""
+        if self.checkpoint is None:
+            return
+        place = "stages.checkpoint must be a published AV-HuBERT file (large_vox_iter5.pt)"
+        try:
+            found = AVHubertConfig(**encoder_sizes(read_fairseq(self.checkpoint)))
+        except (ValueError, UnpicklingError) as error:
+            raise UserError(f"{place}, got {self.checkpoint!r}: {error}") from error
+        wanted = AVHubertConfig(**self.encoder)
+        wrong = [
+            f"{name}={getattr(wanted, name)} ({getattr(found, name)} in the file)"
+            for name in _SIZES
+            if getattr(wanted, name) != getattr(found, name)
+        ]
+        if wrong:
+            raise UserError(f"stages.encoder must be as stages.checkpoint, got {', '.join(wrong)}")
 
     def _digest(self, *keys: Any) -> str:
         """Of everything that decides an uptrained model, the source included."""

@@ -78,6 +78,18 @@ def check_clip(waveform: np.ndarray, frames: np.ndarray) -> None:
         )
 
 
+def check_labels(labels: Sequence[np.ndarray], frame_counts: Sequence[int]) -> None:
+    """Raises a ValueError unless there is a row of labels for every clip, of about its length."""
+    if len(labels) != len(frame_counts):
+        raise ValueError(f"labels must be {len(frame_counts)} rows, got {len(labels)}")
+    for clip, (row, frames) in enumerate(zip(labels, frame_counts, strict=True)):
+        if abs(len(row) - frames) > _LENGTH_TOLERANCE:
+            raise ValueError(
+                f"labels must be as many as a clip's frames, within {_LENGTH_TOLERANCE}: "
+                f"clip {clip} has {len(row)} and {frames}"
+            )
+
+
 def audio_features(
     waveforms: Sequence[np.ndarray], num_frames: Sequence[int], filterbank: LogFilterbank
 ) -> Float[Tensor, "batch channels frames"]:
@@ -167,6 +179,8 @@ class UptrainingBatches:
     filterbank: LogFilterbank = field(default_factory=LogFilterbank)
 
     def __post_init__(self) -> None:
+        if self.labels is not None:
+            check_labels(self.labels, self.clips.frame_counts)
         self._rows = BatchOrder(
             self.clips.frame_counts,
             batch_size=self.batch_size,
@@ -212,15 +226,7 @@ class UptrainingBatches:
 
     def _labelled(self, index: int, frames: int) -> int:
         """Frames of a clip that have a label: the extractor's may be a few fewer or more."""
-        if self.labels is None:
-            return frames
-        labels = len(self.labels[index])
-        if abs(labels - frames) > _LENGTH_TOLERANCE:
-            raise ValueError(
-                f"labels must be as many as a clip's frames, within {_LENGTH_TOLERANCE}: "
-                f"clip {index} has {labels} and {frames}"
-            )
-        return min(labels, frames)
+        return frames if self.labels is None else min(len(self.labels[index]), frames)
 
     def _pictures(
         self, videos: list[np.ndarray], generators: list[np.random.Generator]
@@ -272,17 +278,18 @@ class LabelledBatches:
 
     def __call__(self, number: int) -> SpeechBatch:
         """Batch `number` of the shuffled clips."""
-        return self._assemble(self._rows(number))
+        rows = self._rows(number)
+        return self._assemble(rows, [self.clips[index] for _, index in rows])
 
     def in_order(self) -> Iterator[tuple[SpeechBatch, list[str]]]:
         """All clips once, `batch_size` at a time, each batch with its texts; none is dropped."""
         step = self.batch_size or 1
         for first in range(0, len(self.clips), step):
             indices = range(first, min(first + step, len(self.clips)))
-            yield self._assemble([(0, i) for i in indices]), [self.clips[i].text for i in indices]
+            clips = [self.clips[i] for i in indices]
+            yield self._assemble([(0, i) for i in indices], clips), [c.text for c in clips]
 
-    def _assemble(self, rows: list[tuple[int, int]]) -> SpeechBatch:
-        clips = [self.clips[index] for _, index in rows]
+    def _assemble(self, rows: list[tuple[int, int]], clips: list[AVClip]) -> SpeechBatch:
         generators = [new_generator(self.seed, 3, epoch, index) for epoch, index in rows]
         disturbed = [
             corrupt_clip(clip, self.mixer, self.corruptor, generator)

@@ -250,7 +250,8 @@ class AVHubertModel(SavedModel):
 
         Args:
             audio: stacked filterbanks of `LogFilterbank`.
-            video: normalised grey mouth crops, 25 frames a second.
+            video: normalised grey mouth crops, 25 frames a second; zeros at padding, because the
+                first convolution looks two frames ahead.
             padding_mask: True at padded frames.
             output_hidden_states: return every layer's output.
             output_ffn: return every layer's feed-forward output before its residual.

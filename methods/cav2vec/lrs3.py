@@ -1,5 +1,6 @@
 """Real recordings: LRS3-style manifests, and mouth crops from facial landmarks (sec. 4.1)."""
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,14 +136,15 @@ class LRS3Manifest:
         for name, file in (("tsv", tsv), ("wrd", wrd)):
             if not Path(file).exists():
                 raise ValueError(f"{name} must be a file, no such file: {file}")
-        root, *lines = Path(tsv).read_text().splitlines()
+        root, *lines = Path(tsv).read_text().splitlines() or [""]
         texts = Path(wrd).read_text().splitlines()
         if len(lines) != len(texts):
             raise ValueError(
                 f"tsv and wrd must list the same clips, got {len(lines)} and {len(texts)} lines"
             )
-        self.root, self.missing_landmarks, self.without_landmarks = Path(root), missing_landmarks, 0
-        if any(len(line.split("\t")) < 4 for line in lines):
+        self.name, self.root = Path(tsv).name, Path(root)
+        self.missing_landmarks, self.without_landmarks = missing_landmarks, 0
+        if not all(re.match(r"[^\t]*\t[^\t]+\t[^\t]+\t\d+(\t|$)", line) for line in lines):
             raise ValueError(f"tsv must hold id, video, audio, frames by line, got another: {tsv}")
         self.rows = [
             (index, line.split("\t"), text)
@@ -157,6 +159,24 @@ class LRS3Manifest:
     def frame_counts(self) -> list[int]:
         """Frames of every clip, as the manifest says."""
         return [int(columns[3]) for _, columns, _ in self.rows]
+
+    def check_files(self) -> None:
+        """Raises a ValueError when no clip is left, or a file of one is missing."""
+        if not self.rows:
+            raise ValueError(f"{self.name} must list clips of an accepted length, got none")
+        missing = [
+            str(file)
+            for _, (_, video, audio, *_), _ in self.rows
+            for file in (self.root / video, self.root / audio, *self._needed(self.root / video))
+            if not file.is_file()
+        ]
+        if missing:
+            raise ValueError(
+                f"{self.name} lists files that are not there: {missing[0]} ({len(missing)} in all)"
+            )
+
+    def _needed(self, video: Path) -> list[Path]:
+        return [video.with_suffix(".npy")] if self.missing_landmarks == "raise" else []
 
     def _landmarks(self, video: Path, frames: np.ndarray) -> np.ndarray:
         file = video.with_suffix(".npy")
@@ -183,14 +203,27 @@ class LRS3Manifest:
             raise ValueError(
                 f"km must have a line for every clip of the manifest, got {len(lines)}"
             )
-        return [np.array(lines[index].split(), dtype=np.int64) for index, _, _ in self.rows]
+        try:
+            return [np.array(lines[index].split(), dtype=np.int64) for index, _, _ in self.rows]
+        except ValueError as error:
+            raise ValueError(f"km must hold whole numbers, got another in {km}: {error}") from error
+
+
+def noise_files(folder: str | Path, pattern: str = "*.wav") -> list[Path]:
+    """All noise recordings below a folder.
+
+    Raises:
+        ValueError: there is none.
+    """
+    files = sorted(Path(folder).rglob(pattern))
+    if not files:
+        raise ValueError(f"folder must hold noise files {pattern}, found none below {folder}")
+    return files
 
 
 def load_noises(folder: str | Path, pattern: str = "*.wav") -> Sequence[np.ndarray]:
     """All noise recordings below a folder (MUSAN, DEMAND), at 16 kHz."""
-    files = sorted(Path(folder).rglob(pattern))
-    if not files:
-        raise ValueError(f"folder must hold noise files {pattern}, found none below {folder}")
+    files = noise_files(folder, pattern)
     if len(files) > 20_000:
         warnings.warn(f"{len(files)} noise files are read into memory", stacklevel=2)
     return [read_audio(file) for file in files]

@@ -51,7 +51,12 @@ class SubwordTokenizer:
             raise ValueError(
                 f"model_file must be a SentencePiece model, no such file: {model_file}"
             )
-        self._model = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+        except (OSError, RuntimeError) as error:
+            raise ValueError(
+                f"model_file must be a SentencePiece model, got another file: {model_file}"
+            ) from error
 
     def __len__(self) -> int:
         return self._model.get_piece_size() + 1

@@ -1,13 +1,24 @@
 """CAV2vec's profiles beyond the common three, and the grid of corruptions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from ritornello.common.errors import UserError
+from ritornello.common.training import choose_trainer
 from ritornello.experiments.app import build_plan, compose_config, resolve
 from ritornello.experiments.cav2vec.data import LRS3Data, SyntheticData, recognition_grid
 from ritornello.experiments.cav2vec.experiment import Recognition
 from ritornello.experiments.cav2vec.stages import Recipe
+from ritornello.methods.cav2vec import AVHubertConfig, AVHubertModel
+
+
+@pytest.fixture(autouse=True)
+def own_trainer():
+    yield
+    choose_trainer({})
 
 
 def recognition(profile: str) -> Recognition:
@@ -76,17 +87,88 @@ def test_recipes_name_known_tasks():
         Recipe(("mlm", "acp2"))
 
 
-def test_what_is_missing_of_a_copy_of_lrs3_is_told_before_training(tmp_path):
-    files = ["train.tsv", "train.wrd", "train.km", "test.tsv", "test.wrd", "spm.model"]
-    folders = ["noise/train", "noise/test/babble"]
-    folders += [f"{k}/{of}" for k in ("objects", "hands") for of in ("images", "masks")]
-    for folder in folders:
-        (tmp_path / folder).mkdir(parents=True)
-    for file in files:
-        (tmp_path / file).touch()
-    data = LRS3Data(str(tmp_path))
-    data.check_files(["babble"])
+@pytest.fixture
+def copy_of_lrs3(tmp_path):
+    """The files of a prepared copy, most of them empty."""
+    spm = pytest.importorskip("sentencepiece", reason="the paper's tokens are sub-words")
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(["bin blue at f two now"] * 9),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=17,
+        minloglevel=2,
+    )
+    noise = [f"noise/{of}/1.wav" for of in ("train/babble", "test/babble", "test/demand/CAFE")]
+    patches = [f"{k}/{of}/1.png" for k in ("objects", "hands") for of in ("images", "masks")]
+    clips = [f"v/{n}.{end}" for n in range(2) for end in ("mp4", "wav", "npy")]
+    for name in (*noise, *patches, *clips):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for split in ("train", "test"):
+        lines = [f"{n}\tv/{n}.mp4\tv/{n}.wav\t9\t5760" for n in range(2)]
+        (tmp_path / f"{split}.tsv").write_text("\n".join([str(tmp_path), *lines]) + "\n")
+        (tmp_path / f"{split}.wrd").write_text("BIN BLUE\nAT F\n")
+    (tmp_path / "train.km").write_text(("1 " * 8 + "\n") * 2)
+    return tmp_path
+
+
+def test_a_whole_copy_of_lrs3_is_taken(copy_of_lrs3):
+    LRS3Data(str(copy_of_lrs3)).check_files(["babble", "demand/CAFE"])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train.km", None, "has no train.km"),
+        ("train.km", "1 2 3\n" * 2, "clip 0 has 3 and 9"),
+        ("train.km", "1 x\n" * 2, "whole numbers"),
+        ("train.km", "1 2\n", "a line for every clip"),
+        ("test.wrd", "BIN\n", "the same clips"),
+        ("test.tsv", "", "the same clips"),
+        ("test.tsv", "/nowhere\n0\tv/0.mp4\tv/0.wav\t9\n1\ta\tb\t9\n", r"test.tsv.* /nowhere/v/0"),
+        ("test.tsv", "/\n0\tv/0.mp4\tv/0.wav\tnine\n1\ta\tb\t9\n", "id, video, audio, frames"),
+        ("v/1.npy", None, r"v/1\.npy \(1 in all\)"),
+        ("v/1.wav", None, r"v/1\.wav \(1 in all\)"),
+        ("noise/test/demand/CAFE/1.wav", None, "noise files"),
+        ("noise/train/babble/1.wav", None, "noise files"),
+        ("hands/masks/1.png", None, "files of the same names"),
+        ("spm.model", "hello", "a SentencePiece model"),
+    ],
+)
+def test_what_is_wrong_with_a_copy_of_lrs3_is_told_before_training(
+    copy_of_lrs3, file, content, message
+):
+    (copy_of_lrs3 / file).unlink()
+    if content is not None:
+        (copy_of_lrs3 / file).write_text(content)
+    with pytest.raises(UserError, match=message):
+        LRS3Data(str(copy_of_lrs3)).check_files(["babble", "demand/CAFE"])
+
+
+def test_noises_manifests_and_pictures_that_are_not_there_are_named(copy_of_lrs3):
+    data = LRS3Data(str(copy_of_lrs3))
     with pytest.raises(UserError, match="noise/test/demand/PARK"):
         data.check_files(["babble", "demand/PARK"])
     with pytest.raises(UserError, match=r"trainval\.tsv, trainval\.wrd"):
-        LRS3Data(str(tmp_path), "trainval").check_files()
+        LRS3Data(str(copy_of_lrs3), "trainval").check_files()
+    with pytest.raises(UserError, match="noise must be one of babble"):
+        SyntheticData(1, 1, 16, 2).check_files(["rain"])
+
+
+def test_the_published_file_must_have_the_configured_sizes(tmp_path):
+    stages = recognition("paper").stages
+    file = tmp_path / "large.pt"
+    model = AVHubertModel(AVHubertConfig.tiny())
+    settings = {"model": {"encoder_attention_heads": 4}}
+    torch.save({"cfg": settings, "model": model.state_dict()}, file)
+    tiny = {k: v for k, v in model.config.to_dict().items() if k in stages.encoder}
+    objective = {"top_k": 2, "final_dim": 16}
+    replace(stages, checkpoint=str(file), encoder=tiny, objective=objective).check_files()
+    with pytest.raises(UserError, match=r"num_layers=2 \(3 in the file\)"):
+        replace(
+            stages, checkpoint=str(file), encoder=tiny | {"num_layers": 2}, objective=objective
+        ).check_files()
+    file.write_text("hello")
+    with pytest.raises(UserError, match="cannot be read"):
+        replace(stages, checkpoint=str(file)).check_files()
+    with pytest.raises(ValueError, match="top_k"):
+        replace(stages, encoder=tiny)
