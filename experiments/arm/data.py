@@ -124,7 +124,7 @@ class ImageFolders:
         train: folder of the training set.
         tests: folder of each test set. Their class folders are named as the training set's, or by
             their number among those (ImageNetV2); a test set with fewer classes (ImageNet-A, -R)
-            is scored among its own.
+            is scored among its own. One that is None is left out.
         resize: shorter side, relative to the crop, at evaluation.
         relabelled: test sets judged by other labels than their folders: a JSON list for each, the
             right classes (numbers in sorted order) of every image in the order of the file names.
@@ -137,12 +137,17 @@ class ImageFolders:
         self,
         seed: int,
         train: str,
-        tests: Mapping[str, str],
+        tests: Mapping[str, str | None],
         resize: float = 256 / 224,
         relabelled: Mapping[str, str] | None = None,
     ):
-        self.seed, self.train, self.folders, self.resize = seed, train, dict(tests), resize
-        self.tests, self.relabelled = tuple(tests), dict(relabelled or {})
+        relabelled = relabelled or {}
+        if unknown := sorted(set(relabelled) - set(tests)):
+            raise UserError(f"relabelled.{unknown[0]}: no test set is called so")
+        self.seed, self.train, self.resize = seed, train, resize
+        self.folders = {name: folder for name, folder in tests.items() if folder is not None}
+        self.tests = tuple(self.folders)
+        self.relabelled = {name: f for name, f in relabelled.items() if name in self.folders}
 
     @cached_property
     def _sets(self) -> dict[str, Any]:
@@ -178,7 +183,10 @@ class ImageFolders:
         for split, file in self.relabelled.items():
             if not Path(file).expanduser().is_file():
                 raise UserError(f"relabelled.{split}: there is no file {file}")
-            right: list[list[int]] = json.loads(Path(file).expanduser().read_text())
+            try:
+                right: list[list[int]] = json.loads(Path(file).expanduser().read_text())
+            except ValueError as error:
+                raise UserError(f"relabelled.{split}: {file} is no JSON: {error}") from error
             samples = self._sets[split].samples
             if len(right) != len(samples):
                 raise UserError(

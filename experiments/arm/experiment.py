@@ -78,8 +78,15 @@ class Transfer(Experiment):
         self.tuning_image_size = self.tuning_image_size or self.image_size
 
     def prepare(self) -> None:
-        """Finds every image set, and their labels."""
+        """Finds every image set, and their labels; reads the recipes."""
+        from ritornello.experiments.arm.training import Recipe, TuningRecipe
+
         _find(self.data(seed=0))
+        for name, recipe in {"pretraining": Recipe, "tuning": TuningRecipe}.items():
+            try:
+                recipe(**getattr(self, name))
+            except TypeError as error:
+                raise UserError(f"{name}: {error}") from error
 
     def measure(
         self, arm: Supervised | Callable[..., nn.Module], cell: Cell, context: CellContext
@@ -251,6 +258,8 @@ class StepCost(Experiment):
 
 def _find(data: ImageData) -> None:
     """Says before any training what of the image sets is missing."""
+    if not data.tests:
+        raise UserError("tests must name at least one test set")
     for split in data.tests:
         data.classes(split)
         data.size(split)

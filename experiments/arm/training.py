@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ritornello.common.errors import UserError
 from ritornello.common.training.fit import FitResult, fit
 from ritornello.common.training.schedule import cosine_with_warmup
 from ritornello.experiments.arm.data import ImageData, batch_indices
@@ -46,6 +47,11 @@ class Recipe:
     precision: str = "32-true"
     checkpoint_every: int = 100
     loader_workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,34 @@ def test_relabelled_images_have_any_of_several_classes_or_are_left_out(folders, 
         data.size("real")
     with pytest.raises(UserError, match="no file"):
         ImageFolders(0, folders.train, tests, relabelled={"real": "absent.json"}).size("real")
+    (tmp_path / "real.json").write_text("[")
+    data = ImageFolders(0, folders.train, tests, relabelled={"real": str(tmp_path / "real.json")})
+    with pytest.raises(UserError, match="is no JSON"):
+        data.size("real")
+
+
+def test_a_test_set_may_be_left_out(folders):
+    tests = {"val": folders.folders["val"], "real": None}
+    data = ImageFolders(0, folders.train, tests, relabelled={"real": "absent.json"})
+    assert data.tests == ("val",)
+    assert data.size("val") == 6
+    with pytest.raises(UserError, match=r"relabelled.reel: no test set"):
+        ImageFolders(0, folders.train, tests, relabelled={"reel": "absent.json"})
+    with pytest.raises(UserError, match="at least one test set"):
+        Transfer(
+            lambda seed: ImageFolders(seed, folders.train, {}), SIZES_OF_ENCODER, {}, {}, 32
+        ).prepare()
+
+
+@pytest.mark.parametrize(
+    ("tuning", "told"),
+    [({"layer_deca": 0.5}, "tuning: .*'layer_deca'"), ({"steps": 0}, "steps must be at least 1")],
+)
+def test_a_recipe_that_cannot_be_followed_is_told_before_the_pretraining(tuning, told):
+    recipe = {"steps": 1, "batch_size": 1, "lr": 1e-3}
+    plan = Transfer(lambda seed: Digits(seed), SIZES_OF_ENCODER, recipe, recipe | tuning, 8)
+    with pytest.raises(UserError, match=told):
+        plan.prepare()
 
 
 def test_class_folders_may_be_numbers_and_others_are_told(folders, tmp_path):
