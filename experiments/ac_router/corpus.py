@@ -90,9 +90,16 @@ def enwik8(path: str) -> Corpus:
     return Corpus(*(part.decode("utf-8", errors="surrogateescape") for part in (train, test)))
 
 
-def streams(tokens: Int[Tensor, "tokens"], count: int) -> Int[Tensor, "count length"]:
-    """Cuts a text into `count` equally long texts that are read side by side."""
+def streams(tokens: Int[Tensor, "tokens"], count: int, segment: int) -> Int[Tensor, "count length"]:
+    """Cuts a text into `count` equally long texts that are read side by side.
+
+    Raises:
+        UserError: they have no segment with its next token.
+    """
     length = len(tokens) // count
-    if length < 2:
-        raise UserError(f"the text has {len(tokens)} tokens, too few for {count} streams")
+    if length <= segment:
+        raise UserError(
+            f"the text has {len(tokens)} tokens, too few for {count} streams with a segment of "
+            f"{segment}"
+        )
     return tokens[: count * length].view(count, length)

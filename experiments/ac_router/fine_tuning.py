@@ -84,6 +84,22 @@ def _table(source: str, split: str, revision: str | None) -> "pd.DataFrame":
     raise UserError(f"source={source} holds no {formats} file of the split {split}")
 
 
+def _numbered(texts: TextSet) -> tuple[list, list, dict[str, int]]:
+    """Rows of both splits, and the numbers of the classes, which are those of the training texts.
+
+    Raises:
+        UserError: as `TextSet.load`, or a test text has a label of its own.
+    """
+    training, test = texts.load(texts.train), texts.load(texts.test)
+    numbers = {label: n for n, label in enumerate(sorted({label for _, label in training}))}
+    if unknown := sorted({label for _, label in test} - numbers.keys()):
+        raise UserError(
+            f"source={texts.source}: no text of {texts.train} has the label {unknown[0]!r} "
+            f"of {texts.test}"
+        )
+    return training, test, numbers
+
+
 def spaced(text: str) -> str:
     """Punctuation apart from the words, as WikiText has it: `I can't.` becomes `I can 't .`."""
     return re.sub(r"([^\w\s'])", r" \1 ", re.sub(r"\s*'", " '", text))
@@ -136,10 +152,9 @@ class FineTuning:
     max_tokens: int = 512
 
     def prepare(self) -> None:
-        """Fetches the sets."""
+        """Fetches the sets, and compares their splits' labels."""
         for texts in self.sets.values():
-            texts.load(texts.train)
-            texts.load(texts.test)
+            _numbered(texts)
 
     def measure(
         self,
@@ -184,14 +199,8 @@ class FineTuning:
             )
 
     def _encoded(self, texts: TextSet, vocabulary: Vocabulary) -> tuple[Labelled, Labelled, int]:
-        """Training and test texts, and the number of classes, those of the training texts."""
-        training, test = texts.load(texts.train), texts.load(texts.test)
-        numbers = {label: n for n, label in enumerate(sorted({label for _, label in training}))}
-        if unknown := sorted({label for _, label in test} - numbers.keys()):
-            raise UserError(
-                f"source={texts.source}: no text of {texts.train} has the label {unknown[0]!r} "
-                f"of {texts.test}"
-            )
+        """Training and test texts, and the number of classes."""
+        training, test, numbers = _numbered(texts)
         as_words = vocabulary.words is not None
 
         def encode(rows: list[tuple[str, str]]) -> Labelled:

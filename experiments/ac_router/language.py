@@ -98,8 +98,10 @@ class LanguageModel(Experiment):
             )
 
     def prepare(self) -> None:
-        """Fetches the texts."""
-        self.corpus()
+        """Fetches and cuts the texts: one that is too short is told before the first cell."""
+        _, train, test, _ = self.texts
+        streams(train, self.batch_size, self.segment)
+        streams(test, self.eval_batch_size, self.segment)
         if self.fine_tuning is not None:
             self.fine_tuning.prepare()
 
@@ -153,7 +155,7 @@ class LanguageModel(Experiment):
         )
         losses = run(
             training,
-            self._reader(streams(train, self.batch_size)),
+            self._reader(streams(train, self.batch_size, self.segment)),
             steps=self.steps,
             scratch=context.scratch,
             accumulate=self.accumulate,
@@ -200,7 +202,7 @@ class LanguageModel(Experiment):
         self, model: MoELanguageModel, text: Tensor
     ) -> tuple[list[float], list[RoutingState]]:
         """Mean loss of every segment of every text, and the last segment's routing states."""
-        texts = streams(text, self.eval_batch_size).to(model.positions.device)
+        texts = streams(text, self.eval_batch_size, self.segment).to(model.positions.device)
         segments = (texts.shape[1] - 1) // self.segment
         if self.test_segments is not None:
             segments = min(segments, self.test_segments)

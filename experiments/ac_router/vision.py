@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from ritornello.common.errors import UserError
 from ritornello.common.moe.statistics import load_entropy
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.ac_router.images import Images
@@ -82,9 +83,15 @@ class Vision(Experiment):
         return {name: make() for name, make in {**self.shifted, **self.outliers}.items()}
 
     def prepare(self) -> None:
-        """Finds the images."""
-        for images in (*self.data, *self.others.values()):
-            len(images)
+        """Finds the images, and their classes among the training images'."""
+        train, test = self.data
+        known = set(train.class_names)
+        for name, images in {"test images": test, **self.others}.items():
+            if name not in self.outliers and (unknown := sorted(set(images.class_names) - known)):
+                raise UserError(f"{name}: no training image has the class {unknown[0]}")
+        if train.class_names != test.class_names:
+            lacking = sorted(known - set(test.class_names))
+            raise UserError(f"test images: there is none of the class {lacking[0]}")
 
     def measure(self, arm: Routers, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Trains with the arm's routers; yields clean accuracy and accuracy under each attack."""

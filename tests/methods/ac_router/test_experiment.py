@@ -156,8 +156,13 @@ def test_word_vocabulary_is_ordered_by_frequency_with_unknown_first():
 def test_missing_texts_are_named(tmp_path):
     with pytest.raises(UserError, match=r"wiki\.train\.tokens"):
         wikitext103(str(tmp_path))
-    with pytest.raises(UserError, match="too few for 4 streams"):
-        streams(torch.arange(5), 4)
+    assert streams(torch.arange(9), 4, 1).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    with pytest.raises(UserError, match="too few for 4 streams with a segment of 2"):
+        streams(torch.arange(9), 4, 2)
+    texts = {"train": "ab " * 999, "test": "ab " * 9}
+    part = LanguageModel(lambda: Corpus(**texts), segment=8, batch_size=2, eval_batch_size=4)
+    with pytest.raises(UserError, match="the text has 27 tokens, too few for 4 streams"):
+        part.prepare()  # before a training of days, not after it
 
 
 def test_enwik8_is_cut_as_the_field_does_byte_for_byte(tmp_path):
@@ -198,6 +203,17 @@ def test_digits_of_some_classes_are_numbered_among_those():
     assert not torch.equal(pixels, Digits().batch(torch.arange(4))[0])
 
 
+def test_classes_that_were_not_trained_on_are_told_before_the_training():
+    def images(train=False, classes=(1, 2)):
+        return Digits(train, classes=(1, 2, 3) if train else classes)
+
+    whole = partial(images, classes=(1, 2, 3))
+    with pytest.raises(UserError, match="test images: there is none of the class 3"):
+        Vision(model=None, images=images).prepare()
+    with pytest.raises(UserError, match="few: no training image has the class 4"):
+        Vision(model=None, images=whole, shifted={"few": partial(Digits, classes=(4,))}).prepare()
+
+
 def test_accuracy_elsewhere_is_among_the_set_s_classes_and_doubt_ranks_the_outliers():
     class AlwaysThree(torch.nn.Module):
         def forward(self, images):
@@ -214,6 +230,7 @@ def test_accuracy_elsewhere_is_among_the_set_s_classes_and_doubt_ranks_the_outli
         model=None, images=Digits, shifted={"few": partial(Digits, classes=(3, 8))},
         outliers={"same": Digits, "dark": Dark}, eval_batch_size=50,
     )  # fmt: skip
+    part.prepare()
     few = Digits(classes=(3, 8))
     found = list(part._elsewhere(AlwaysThree(), part.data[1], torch.device("cpu")))
     assert found[0].value == pytest.approx(float((few.labels == 0).float().mean()))
