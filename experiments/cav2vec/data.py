@@ -10,7 +10,7 @@ import numpy as np
 
 from ritornello.common.data.speech.av_speech import WORDS, SyntheticAVSpeech
 from ritornello.common.data.speech.filterbank import LogFilterbank
-from ritornello.common.data.speech.mixing import AudioMixer
+from ritornello.common.data.speech.mixing import AudioMixer, Noises
 from ritornello.common.data.speech.noise import NOISE_KINDS, make_noise
 from ritornello.common.runs import UserError
 from ritornello.methods.cav2vec.corruption import (
@@ -22,7 +22,7 @@ from ritornello.methods.cav2vec.corruption import (
 )
 from ritornello.methods.cav2vec.data import Clips, audio_features, check_labels
 from ritornello.methods.cav2vec.evaluation import Condition
-from ritornello.methods.cav2vec.lrs3 import LRS3Manifest, load_noises, noise_files
+from ritornello.methods.cav2vec.lrs3 import LRS3Manifest, Recordings, load_noises
 from ritornello.methods.cav2vec.occluders import PatchFolder, draw_hand, draw_object
 from ritornello.methods.cav2vec.tokens import SubwordTokenizer, Tokenizer, WordTokenizer
 
@@ -45,7 +45,7 @@ class SpeechData(Protocol):
     def labels(self) -> Sequence[np.ndarray]: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
-    def noises(self, split: str, kind: str | None = None) -> list[np.ndarray]: ...
+    def noises(self, split: str, kind: str | None = None) -> Noises: ...
     def occluders(self, split: str) -> Mapping[str, VideoCorruptor | None]: ...
 
 
@@ -170,8 +170,9 @@ class LRS3Data:
                 clips.check_files()
             check_labels(self.labels, self.train.frame_counts)
             _ = self.tokenizer, self.occluders("train")
-            for folder in noise:
-                noise_files(root / folder)
+            AudioMixer(self.noises("train"))
+            for name in noises:
+                AudioMixer(self.noises("test", name))
         except ValueError as error:
             raise UserError(f"data.root {self.root!r}: {error}") from error
 
@@ -205,10 +206,14 @@ class LRS3Data:
         """The SentencePiece model."""
         return SubwordTokenizer(Path(self.root) / "spm.model")
 
-    def noises(self, split: str, kind: str | None = None) -> list[np.ndarray]:
-        """Recordings of one kind, or of all."""
+    def noises(self, split: str, kind: str | None = None) -> Recordings:
+        """Recordings of one kind, or of all kinds, each kind with the same weight."""
         folder = Path(self.root) / "noise" / split
-        return list(load_noises(folder if kind is None else folder / kind))
+        if kind is not None:
+            return load_noises(folder / kind)
+        kinds = [load_noises(each).files for each in sorted(folder.iterdir()) if each.is_dir()]
+        most = max(map(len, kinds), default=0)
+        return Recordings([files[n % len(files)] for files in kinds for n in range(most)])
 
     def occluders(self, split: str) -> dict[str, VideoCorruptor | None]:
         """The paper's picture corruptions with photographed patches."""

@@ -166,7 +166,7 @@ class VideoFrontend(nn.Module):
 
         Args:
             video: normalised mouth crops.
-            padding_mask: True at padding, whose pictures, zeros, then cost nothing. Not in training:
-                there batch norm counts padded frames, as in the official code.
+            padding_mask: True at padding, whose pictures, zeros, then cost nothing. In training
+                batch norm counts them, as in the official code.
         """
         return self.proj(self.resnet(video, None if self.training else padding_mask))

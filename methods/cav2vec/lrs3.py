@@ -1,8 +1,8 @@
 """Real recordings: LRS3-style manifests, and mouth crops from facial landmarks (sec. 4.1)."""
 
 import re
-import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -181,7 +181,12 @@ class LRS3Manifest:
     def _landmarks(self, video: Path, frames: np.ndarray) -> np.ndarray:
         file = video.with_suffix(".npy")
         if file.exists():
-            return np.load(file).astype(np.float32)
+            landmarks = np.load(file)
+            if landmarks.shape != (len(frames), 20, 2):
+                raise ValueError(
+                    f"{file} must hold ({len(frames)}, 20, 2) lip points, got {landmarks.shape}"
+                )
+            return landmarks.astype(np.float32)
         if self.missing_landmarks == "raise":
             raise ValueError(
                 f"no landmarks for {video}: expected {file} or missing_landmarks='count'"
@@ -209,8 +214,28 @@ class LRS3Manifest:
             raise ValueError(f"km must hold whole numbers, got another in {km}: {error}") from error
 
 
-def noise_files(folder: str | Path, pattern: str = "*.wav") -> list[Path]:
-    """All noise recordings below a folder.
+class Recordings:
+    """Sound files at 16 kHz, each read when it is asked for.
+
+    Args:
+        files: the files; one may be listed more than once.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Int16[np.ndarray, " samples"]:
+        return _kept(self.files[index])
+
+
+_kept = lru_cache(maxsize=8)(read_audio)  # a room has few files, and all clips of a test hear them
+
+
+def load_noises(folder: str | Path, pattern: str = "*.wav") -> Recordings:
+    """All noise recordings below a folder (MUSAN, DEMAND).
 
     Raises:
         ValueError: there is none.
@@ -218,12 +243,4 @@ def noise_files(folder: str | Path, pattern: str = "*.wav") -> list[Path]:
     files = sorted(Path(folder).rglob(pattern))
     if not files:
         raise ValueError(f"folder must hold noise files {pattern}, found none below {folder}")
-    return files
-
-
-def load_noises(folder: str | Path, pattern: str = "*.wav") -> Sequence[np.ndarray]:
-    """All noise recordings below a folder (MUSAN, DEMAND), at 16 kHz."""
-    files = noise_files(folder, pattern)
-    if len(files) > 20_000:
-        warnings.warn(f"{len(files)} noise files are read into memory", stacklevel=2)
-    return [read_audio(file) for file in files]
+    return Recordings(files)

@@ -1,5 +1,7 @@
 """CAV2vec's profiles beyond the common three, and the grid of corruptions."""
 
+import wave
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +93,7 @@ def test_recipes_name_known_tasks():
 def copy_of_lrs3(tmp_path):
     """The files of a prepared copy, most of them empty."""
     spm = pytest.importorskip("sentencepiece", reason="the paper's tokens are sub-words")
+    pytest.importorskip("av", reason="recordings are decoded with PyAV")
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(["bin blue at f two now"] * 9),
         model_prefix=str(tmp_path / "spm"),
@@ -103,6 +106,10 @@ def copy_of_lrs3(tmp_path):
     for name in (*noise, *patches, *clips):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
+    for name in noise:
+        with wave.open(str(tmp_path / name), "wb") as file:
+            file.setparams((1, 2, 16_000, 0, "NONE", ""))
+            file.writeframes(np.arange(len(name), dtype=np.int16).tobytes())
     for split in ("train", "test"):
         lines = [f"{n}\tv/{n}.mp4\tv/{n}.wav\t9\t5760" for n in range(2)]
         (tmp_path / f"{split}.tsv").write_text("\n".join([str(tmp_path), *lines]) + "\n")
@@ -112,7 +119,19 @@ def copy_of_lrs3(tmp_path):
 
 
 def test_a_whole_copy_of_lrs3_is_taken(copy_of_lrs3):
-    LRS3Data(str(copy_of_lrs3)).check_files(["babble", "demand/CAFE"])
+    data = LRS3Data(str(copy_of_lrs3))
+    data.check_files(["babble", "demand/CAFE"])
+    assert len(data.noises("test", "demand/CAFE")[0]) == len("noise/test/demand/CAFE/1.wav")
+
+
+def test_every_kind_of_noise_has_the_same_weight_in_training(copy_of_lrs3):
+    for name in ("speech/1", "speech/2", "speech/3", "music/1"):
+        file = copy_of_lrs3 / f"noise/train/{name}.wav"
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    drawn = LRS3Data(str(copy_of_lrs3)).noises("train").files
+    assert Counter(file.parent.name for file in drawn) == {"babble": 3, "music": 3, "speech": 3}
+    assert len(set(drawn)) == 5
 
 
 @pytest.mark.parametrize(
@@ -130,6 +149,7 @@ def test_a_whole_copy_of_lrs3_is_taken(copy_of_lrs3):
         ("v/1.wav", None, r"v/1\.wav \(1 in all\)"),
         ("noise/test/demand/CAFE/1.wav", None, "noise files"),
         ("noise/train/babble/1.wav", None, "noise files"),
+        ("noise/test/babble/1.wav", "hello", "1.wav"),
         ("hands/masks/1.png", None, "files of the same names"),
         ("spm.model", "hello", "a SentencePiece model"),
     ],

@@ -1,7 +1,7 @@
 """Adding noise to speech at a given signal-to-noise ratio."""
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int16
@@ -67,6 +67,13 @@ class Mixture:
     flags: Bool[np.ndarray, " frames"]
 
 
+class Noises(Protocol):
+    """Waveforms by number: a list, or a collection that reads them when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> np.ndarray: ...
+
+
 @dataclass
 class AudioMixer:
     """Draws a noise, a level and a stretch for every utterance (CAV2vec sec. on audio corruption).
@@ -75,7 +82,8 @@ class AudioMixer:
     `snr` over all of it.
 
     Args:
-        noises: waveforms (int16, 16 kHz) to draw from, each with the same chance.
+        noises: waveforms (int16, 16 kHz) to draw from, each that is not silent with the same
+            chance.
         snr: ratio over the whole utterance in dB; of two numbers, a whole one from that range.
         chunk: least and greatest share of the utterance that a chunk takes; None: never a chunk.
         heavy_snr: ratio on a chunk in dB.
@@ -88,7 +96,7 @@ class AudioMixer:
         ValueError: a probability outside [0, 1], a chunk outside (0, 1], or no noise to be heard.
     """
 
-    noises: Sequence[np.ndarray]
+    noises: Noises
     snr: float | tuple[int, int] = 0.0
     chunk: tuple[float, float] | None = (0.3, 0.5)
     _: KW_ONLY
@@ -97,7 +105,6 @@ class AudioMixer:
     snr_std: float = 0.0
     probability: float = 1.0
     flag_global: bool = False
-    _usable: list[np.ndarray] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("probability", "heavy_probability"):
@@ -105,8 +112,8 @@ class AudioMixer:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if self.chunk is not None and not 0 < self.chunk[0] <= self.chunk[1] <= 1:
             raise ValueError(f"chunk must be two rising shares in (0, 1], got {self.chunk}")
-        self._usable = [noise for noise in self.noises if np.any(noise)]
-        if self.probability > 0 and not self._usable:
+        heard = (np.any(self.noises[number]) for number in range(len(self.noises)))
+        if self.probability > 0 and not any(heard):
             raise ValueError(
                 f"noises must hold at least one noise that is not silent when probability > 0, "
                 f"got {len(self.noises)} noises and probability={self.probability}"
@@ -132,7 +139,7 @@ class AudioMixer:
         frames = len(clean) // SAMPLES_PER_VIDEO_FRAME if num_frames is None else num_frames
         if generator.random() >= self.probability:
             return Mixture(clean, np.zeros(frames, dtype=bool))
-        noise = self._usable[generator.integers(len(self._usable))]
+        noise = self._draw(generator)
         if self.chunk is not None and generator.random() < self.heavy_probability:
             return self._mix_chunk(clean, noise, self.chunk, generator, frames)
         if isinstance(self.snr, tuple):
@@ -141,6 +148,14 @@ class AudioMixer:
             snr = self.snr + self.snr_std * generator.standard_normal()
         flags = np.full(frames, self.flag_global)
         return Mixture(mix_at_snr(clean, noise, snr), flags)
+
+    def _draw(self, generator: np.random.Generator) -> np.ndarray:
+        while True:
+            noise = self.noises[int(generator.integers(len(self.noises)))]
+            if noise.ndim != 1:
+                raise ValueError(f"noises must have one channel, got shape {noise.shape}")
+            if noise.any():
+                return noise
 
     def _mix_chunk(
         self,

@@ -199,7 +199,29 @@ def test_the_mixer_draws_chunks_and_flags_as_the_paper_says():
     np.testing.assert_array_equal(spared.waveform, clean)
 
 
+def test_noises_are_read_when_drawn_and_silent_ones_are_passed_over():
+    class Files:
+        read = 0
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            if index not in range(3):
+                raise IndexError
+            Files.read += 1
+            return np.full(10, (500, 0, 900)[index], np.int16)
+
+    mixer = AudioMixer(Files(), chunk=None)
+    assert Files.read == 1
+    clean = np.full(100, 50, np.int16)
+    for seed in range(9):
+        assert (mixer(clean, np.random.default_rng(seed)).waveform == 100).all()
+
+
 def test_a_bad_mixer_is_told():
+    with pytest.raises(ValueError, match="one channel"):
+        AudioMixer([np.ones((10, 2), np.int16)])(np.ones(9, np.int16), np.random.default_rng(0))
     with pytest.raises(ValueError, match="noises"):
         AudioMixer([np.zeros(10, np.int16)])
     with pytest.raises(ValueError, match="probability"):
