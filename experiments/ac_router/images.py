@@ -74,7 +74,7 @@ class ImageFolders:
             are put together (ImageNet-C: `*/*`, corruption and severity).
 
     Raises:
-        UserError: there is no such folder, or several have different classes.
+        UserError: there is no such folder or class folder, or several have different classes.
     """
 
     def __init__(
@@ -94,7 +94,10 @@ class ImageFolders:
             )
         none = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         transform = (training_transform if train else create_transform)(size, **none)
-        self.folders = [ImageFolder(str(folder), transform) for folder in folders]
+        try:
+            self.folders = [ImageFolder(str(folder), transform) for folder in folders]
+        except FileNotFoundError as error:
+            raise UserError(f"root={root}: {error}") from error
         self.class_names = self.folders[0].classes
         if any(folder.classes != self.class_names for folder in self.folders):
             raise UserError(f"root={root}: the folders {pattern} must have the same class folders")

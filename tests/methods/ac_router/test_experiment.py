@@ -192,6 +192,8 @@ def test_folders_of_several_corruptions_are_one_set(tmp_path):
     assert len(alone) == 2
     with pytest.raises(UserError, match="val/<class>"):
         ImageFolders(root=str(tmp_path))
+    with pytest.raises(UserError, match="find any class folder in"):
+        ImageFolders(root=str(tmp_path / "fog" / "1"), pattern="*")
 
 
 def test_digits_of_some_classes_are_numbered_among_those():
