@@ -1,7 +1,7 @@
 """Talking to models: one protocol for local models, endpoints, vLLM and scripts."""
 
 from ritornello.common.chat.cache import AnswerStore, CachedClient, ReplayClient
-from ritornello.common.chat.endpoint import OpenAIClient, RetryPolicy
+from ritornello.common.chat.endpoint import OpenAIClient, RetryPolicy, check_server
 from ritornello.common.chat.fake_server import FakeServer, Fault
 from ritornello.common.chat.journal import Journal, RunLockedError, read_records
 from ritornello.common.chat.local import TransformersClient
@@ -58,6 +58,7 @@ __all__ = [
     "Usage",
     "VLLMClient",
     "as_prompt",
+    "check_server",
     "read_records",
     "replicates",
     "request_seed",

@@ -4,15 +4,18 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from ritornello.common.chat.pacing import AdaptiveLimit
 from ritornello.common.chat.protocol import (
     CapabilityError,
+    ChatError,
     Completion,
     ContinuationScores,
     ErrorBudgetExceeded,
     GenerationParams,
+    Message,
     OnCompletion,
     Prompt,
     PromptLike,
@@ -21,6 +24,7 @@ from ritornello.common.chat.protocol import (
     require_capabilities,
 )
 from ritornello.common.chat.session import EndpointSession, RetryPolicy
+from ritornello.common.errors import UserError
 
 Answer = TypeVar("Answer")
 _TOP_LOGPROBS = 20
@@ -206,6 +210,25 @@ class OpenAIClient:
         sent = {name: value for name, value in fields.items() if value is not None}
         # the SDK knows a part of these by name, and passes on all of them this way
         return {"model": self._model, "extra_body": sent}
+
+
+def check_server(loader: object) -> None:
+    """Asks for one token if an `OpenAIClient` is what `loader`, a `partial`, will make or be given.
+
+    Raises:
+        UserError: no server is there, it does not know the model, or it refuses the key.
+    """
+    if not isinstance(loader, partial):
+        return
+    if loader.func is not OpenAIClient:
+        for argument in loader.keywords.values():
+            check_server(argument)
+        return
+    client = loader(retry=RetryPolicy(attempts=3), max_error_fraction=0.0)
+    try:
+        client.generate([[Message.user("Hello")]], GenerationParams(max_tokens=1))
+    except ChatError as error:
+        raise UserError(f"the served model cannot be asked: {error}") from error
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, Answer]) -> Answer:

@@ -85,6 +85,10 @@ def run(
             torch.set_num_threads(threads)
             for name in {c.part: None for c in pending}:
                 plan.parts[name].measure.prepare()
+            for name, arm in {(c.part, c.arm): None for c in pending}:
+                prepare = getattr(plan.parts[name].arms[arm], "prepare", None)
+                if prepare is not None:
+                    prepare()
 
             known: dict[str, dict[str, Any]] = {}
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ritornello.common.chat import CachedClient, ChatClient, ContinuationScores
+from ritornello.common.chat import CachedClient, ChatClient, ContinuationScores, check_server
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation import Record, evaluate
 from ritornello.common.evaluation.permutation import read_answer, shown_order
@@ -85,8 +85,9 @@ class ModelStudy(Experiment):
     show_actions: bool = False
 
     def prepare(self) -> None:
-        # data that are not there are said before a model is loaded
+        # data or a server that are not there are said before a model is loaded
         self.asked  # noqa: B018
+        check_server(self.client)
 
     @cached_property
     def asked(self) -> Questions:

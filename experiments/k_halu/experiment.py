@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ritornello.common.chat import CachedClient, ChatClient, ContinuationScores
+from ritornello.common.chat import CachedClient, ChatClient, ContinuationScores, check_server
 from ritornello.common.evaluation import Answer, Record, Sample, evaluate
 from ritornello.common.evaluation.permutation import read_answer
 from ritornello.common.evaluation.report import report_rows, write_report
@@ -78,6 +78,7 @@ class Evaluation(Experiment):
         # files that are not there are said before any model is asked
         if getattr(self.questions, "func", None) is published_questions:
             self.questions(0, "ko")
+        check_server(self.client)
 
     @cached_property
     def model(self) -> ChatClient:

@@ -13,6 +13,7 @@ from ritornello.common.chat import (
     GenerationParams,
     ScriptedClient,
     TransformersClient,
+    check_server,
 )
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation import Record, Sample, Task, evaluate, play
@@ -64,6 +65,10 @@ class LanguageModel:
     @cached_property
     def _client(self) -> ChatClient:
         return self.client()
+
+    def prepare(self) -> None:
+        # before any cell: every one of them would wait for a server that is not there
+        check_server(self.client)
 
     def settings(self, seed: int) -> dict[str, Any]:
         """Keyword arguments for a question task."""

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ritornello.common.cache import cache_root, file_lock
-from ritornello.common.chat import CachedClient, ChatClient, GenerationParams, TransformersClient
+from ritornello.common.chat import (
+    CachedClient,
+    ChatClient,
+    GenerationParams,
+    TransformersClient,
+    check_server,
+)
 from ritornello.common.jsonl import write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.common.training.language_model_sft import SFTSettings, tokenize_row
@@ -121,10 +127,11 @@ class LanguageModelStudy(Experiment):
         return GenerationParams(max_tokens=self.max_tokens)
 
     def prepare(self) -> None:
-        """Fetches the problems; says early if there are too few to show as examples."""
+        """Fetches the problems; says early if there are too few to show, or no teacher."""
         training, test = (self.problems(split, self.limit) for split in ("train", "test"))
         for source in _sources(test):
             _few_shot(training, source)
+        check_server(self.teacher)
 
     def measure(self, arm: Pipeline, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         training = self.problems("train", self.limit)

@@ -4,7 +4,9 @@ import random
 
 import pytest
 
+from ritornello.common.chat import FakeServer, Fault, ScriptedClient
 from ritornello.common.errors import UserError
+from ritornello.common.runs import run
 from ritornello.experiments.app import (
     build_plan,
     check_arguments,
@@ -115,3 +117,24 @@ def test_an_argument_that_the_yaml_leaves_out_can_be_overridden():
     for unknown in (f"{arm}.group_siz=64", "settings.unknown=1", "parts.language_model.unknown=1"):
         with pytest.raises(UserError, match="Could not override"):
             compose_config(["experiment=rrs/small", unknown])
+
+
+CLIENT = "client@settings.client=openai"
+SERVED = [
+    ("space/paper", "questions", ["settings.base_url={url}"]),
+    ("k_halu/small", "language_model", [CLIENT, "settings.client.base_url={url}"]),
+    ("daily_dilemmas/small", "language_model", [CLIENT, "settings.client.base_url={url}"]),
+]
+
+
+@pytest.mark.parametrize(("profile", "part", "overrides"), SERVED)
+def test_a_served_model_that_is_not_there_is_told_before_any_cell(
+    profile, part, overrides, tmp_path
+):
+    refusing = FakeServer(ScriptedClient(str), misbehave=lambda n, body: Fault("status", 404))
+    with refusing as server:
+        named = ["settings.client.model=my-model"] if CLIENT in overrides else []
+        given = [text.format(url=server.base_url) for text in overrides] + named
+        plan = build_plan(resolve(compose_config([f"experiment={profile}", *given])))
+        with pytest.raises(UserError, match=r"served model cannot be asked.* answered 404"):
+            run(lambda config: plan, {}, tmp_path, only={"parts": [part]})

@@ -291,6 +291,18 @@ def test_prepare_speaks_before_any_cell(toy, tmp_path):
     assert not list((tmp_path / "cells").iterdir())
 
 
+def test_arms_that_have_cells_to_measure_are_prepared_too(toy, tmp_path):
+    class Arm(float):
+        def prepare(self):
+            raise UserError("no server is there")
+
+    plan = toy.build({})
+    plan.parts["draws"].arms["shifted"] = Arm(2)
+    run(lambda config: plan, {}, tmp_path, only={"arms": ["plain"]})
+    with pytest.raises(UserError, match="no server is there"):
+        run(lambda config: plan, {}, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("only", "named"),
     [

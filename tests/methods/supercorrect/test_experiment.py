@@ -1,6 +1,7 @@
 """What the experiment is made of: the tiny student, generated word problems, the whole pipeline."""
 
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from shop import ShopSolver, shop_problems, shop_split
 from ritornello.common.chat import (
     CapabilityError,
     GenerationParams,
+    OpenAIClient,
     replicates,
 )
 from ritornello.common.errors import UserError
@@ -26,6 +28,7 @@ from ritornello.experiments.supercorrect.language_model import (
     Pipeline,
     _divide,
     _fitting,
+    teacher_and_inspector,
 )
 from ritornello.experiments.supercorrect.problem_sets import math_problems
 from ritornello.experiments.supercorrect.student import (
@@ -306,3 +309,12 @@ def test_the_whole_pipeline_runs_on_smollm2(tmp_path):
     }
     assert 0 <= measured["verified_accuracy"] <= 1
     assert (context.artifacts / "thoughts.jsonl").exists()
+
+
+def test_a_teacher_that_is_not_there_is_told_before_anything_is_trained(tmp_path):
+    study, _ = tiny_study(tmp_path)
+    study.teacher = partial(
+        teacher_and_inspector, client=partial(OpenAIClient, "http://localhost:9/v1", "absent")
+    )
+    with pytest.raises(UserError, match="requests to absent at http://localhost:9/v1 failed"):
+        study.prepare()
