@@ -29,20 +29,18 @@ def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
     return previous[-1]
 
 
-def word_errors(hypotheses: Sequence[str], references: Sequence[str]) -> WordErrors:
+def word_errors(hyps: Sequence[str], refs: Sequence[str]) -> WordErrors:
     """Edit distances on words (not sub-words) of paired sentences."""
-    if isinstance(hypotheses, str) or isinstance(references, str):
-        raise ValueError("hypotheses and references must be lists of sentences, got a single text")
-    if len(hypotheses) != len(references):
-        raise ValueError(
-            f"hypotheses and references must pair up, got {len(hypotheses)} and {len(references)}"
-        )
-    if not any(reference.split() for reference in references):
-        raise ValueError("references must hold at least one word, got none")
-    pairs = [(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
+    if isinstance(hyps, str) or isinstance(refs, str):
+        raise ValueError("hyps and refs must be lists of sentences, got a single text")
+    if len(hyps) != len(refs):
+        raise ValueError(f"hyps and refs must pair up, got {len(hyps)} and {len(refs)}")
+    if not any(reference.split() for reference in refs):
+        raise ValueError("refs must hold at least one word, got none")
+    pairs = [(h.split(), r.split()) for h, r in zip(hyps, refs, strict=True)]
     return WordErrors([edit_distance(h, r) for h, r in pairs], [len(r) for _, r in pairs])
 
 
-def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+def word_error_rate(hyps: Sequence[str], refs: Sequence[str]) -> float:
     """Corpus word error rate in percent."""
-    return word_errors(hypotheses, references).rate
+    return word_errors(hyps, refs).rate

@@ -111,7 +111,7 @@ class _Recognizer(SavedModel):
     @torch.no_grad()
     def transcribe(
         self,
-        waveform: np.ndarray | None,
+        wav: np.ndarray | None,
         frames: np.ndarray | None,
         tokenizer: Tokenizer | None = None,
         **decoding: Any,
@@ -119,7 +119,7 @@ class _Recognizer(SavedModel):
         """Text of one clip.
 
         Args:
-            waveform: int16 samples at 16 kHz, or None.
+            wav: int16 samples at 16 kHz, or None.
             frames: uint8 mouth crops (time, height, width) at 25 Hz, or None.
             tokenizer: turns tokens into text; the model's own when absent.
             decoding: arguments of `generate`.
@@ -131,7 +131,7 @@ class _Recognizer(SavedModel):
 
         text_of = self.tokenizer_or(tokenizer)
         device = next(self.parameters()).device
-        batch = clip_batch(waveform, frames, self.config.encoder.image_size).to(device)
+        batch = clip_batch(wav, frames, self.config.encoder.image_size).to(device)
         training = self.training
         self.eval()
         tokens = self.generate(batch, **decoding)[0]

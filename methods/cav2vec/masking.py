@@ -100,8 +100,8 @@ def skip_corrupted_runs(
 
     Such frames are the business of the corrupted prediction, not of the masked one.
     """
-    kept = mask.copy()
-    for row, start, end in runs(mask):
+    kept = np.array(mask)
+    for row, start, end in runs(kept):
         if flags[row, start] and flags[row, end - 1]:
             kept[row, start:end] = False
     return kept

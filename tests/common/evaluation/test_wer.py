@@ -33,7 +33,7 @@ def test_the_distance_is_a_metric(x, y, z):
 def test_it_agrees_with_another_implementation(x, y):
     jiwer = pytest.importorskip("jiwer")
     if y:
-        assert word_error_rate([" ".join(x)], [" ".join(y)]) == pytest.approx(
+        assert word_error_rate(hyps=[" ".join(x)], refs=[" ".join(y)]) == pytest.approx(
             100 * jiwer.wer(" ".join(y), " ".join(x))
         )
 

@@ -65,6 +65,8 @@ def test_whole_runs_between_corrupted_ends_are_unmasked():
     #                   both ends     first    its only frame
     want = np.array([[0, 0, 0, 0, 0, 1, 1, 0, 0, 0]], dtype=bool)
     np.testing.assert_array_equal(skip_corrupted_runs(mask, flag), want)
+    tensors = torch.from_numpy(mask), torch.from_numpy(flag)
+    np.testing.assert_array_equal(skip_corrupted_runs(*tensors), want)
 
 
 def test_runs_touching_both_edges_are_found():

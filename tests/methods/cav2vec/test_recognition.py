@@ -285,7 +285,7 @@ def test_one_clip_is_transcribed_from_either_modality(clips):
         (clip.waveform, None),
         (None, clip.frames),
     ):
-        text = model.transcribe(sound, picture, TOKENIZER)
+        text = model.transcribe(wav=sound, frames=picture, tokenizer=TOKENIZER)
         assert set(text.split()) <= set(WORDS)
     with pytest.raises(ValueError, match=r"set model\.tokenizer"):
         model.transcribe(clip.waveform, clip.frames)
