@@ -55,14 +55,20 @@ def _prepare(arguments: list[str]) -> int:
         sys.exit(0)
     asks = words & HYDRA_QUESTIONS
     check_arguments(arguments)
-    sys.argv[1:] = arguments = constructor_arguments(arguments)
-    overrides = [a for a in arguments if "=" in a or a.startswith("~")]
+    arguments = constructor_arguments(arguments)
+    overrides = [a for a in arguments if _is_override(a)]
+    # Hydra's parser wants them side by side, whatever options the user wrote between them.
+    sys.argv[1:] = [*overrides, *(a for a in arguments if not _is_override(a))]
     if not asks and words & {"-m", "--multirun"}:
         for job in jobs_of_sweep(overrides):
             compose_config([*job, "device=cpu"])  # the GPU may be where the job will run
     elif not asks:
         compose_config(overrides)
     return 0
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
 def _guarded(function: Any, *arguments: Any) -> int:

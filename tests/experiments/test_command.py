@@ -79,6 +79,13 @@ def test_the_command_answers_without_importing_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_options_may_stand_among_the_overrides(tmp_path):
+    words = (f"experiment={PAPER}/smoke", "--cfg", "job", "threads=3")
+    status, out, err = ritornello(*words, cwd=tmp_path)
+    assert status == 0, err
+    assert "threads: 3" in out
+
+
 def test_the_paper_profile_says_that_there_is_no_network(tmp_path):
     status, _, err = ritornello(f"experiment={PAPER}/paper", "device=cpu", cwd=tmp_path)
     assert status == 2, err
