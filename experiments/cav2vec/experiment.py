@@ -145,7 +145,7 @@ class Recognition(Experiment):
         ratios: their signal-to-noise ratios in dB.
         pictures: picture corruptions: ``clean``, ``object``, ``hands``, ``pixelate``.
         rooms: recordings of DEMAND to test with as well.
-        decoding: arguments of the recogniser's `generate`.
+        decoding: arguments of `AVForSpeechSeq2Seq.generate`; CTC takes its best path.
     """
 
     data: SpeechData
@@ -170,9 +170,7 @@ class Recognition(Experiment):
         Of every condition (`wer`), of every noise over its ratios (`wer_over_ratios`, N-WER), and
         over all noises, ratios and pictures (`wer_corrupted`).
         """
-        encoder = self.stages.uptrained(self.data, arm, cell.seed, context.scratch / "uptraining")
-        scratch = context.scratch / "finetuning"
-        model = self.stages.recognizer(self.data, encoder, cell.seed, scratch)
+        model = self.stages.recognizer(self.data, arm, cell.seed, context.scratch)
         grid = list(
             recognition_grid(self.data, self.noises, self.ratios, self.pictures, self.rooms)
         )
@@ -181,7 +179,7 @@ class Recognition(Experiment):
             self.data.test,
             [condition for _, condition in grid],
             self.data.tokenizer,
-            decoding=self.decoding,
+            decoding=self.decoding if self.stages.head == "seq2seq" else {},
         )
         by_noise: dict[tuple[str, str], list[np.ndarray]] = {}
         for (place, _), result in zip(grid, results.itertuples(), strict=True):
@@ -197,5 +195,6 @@ class Recognition(Experiment):
             yield Measurement(
                 "wer_over_ratios", float(samples.mean()), "%", list(samples), coordinates=where
             )
-        overall = np.mean([samples for found in by_noise.values() for samples in found], axis=0)
-        yield Measurement("wer_corrupted", float(overall.mean()), "%", samples=list(overall))
+        if by_noise:
+            overall = np.mean([samples for found in by_noise.values() for samples in found], axis=0)
+            yield Measurement("wer_corrupted", float(overall.mean()), "%", samples=list(overall))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from pickle import UnpicklingError
@@ -64,6 +64,11 @@ class Recipe:
         if self.tasks:
             PretrainingConfig(tasks=tuple(self.tasks))
         AVHubertConfig(fusion=self.fusion)
+
+
+def _arm(recipe: Recipe, seed: int) -> dict[str, Any]:
+    """What tells the arms' models apart: part of their key, and written beside them."""
+    return asdict(recipe) | {"tasks": list(recipe.tasks), "seed": seed}
 
 
 @dataclass(frozen=True)
@@ -248,7 +253,7 @@ class Stages:
         self, data: SpeechData, recipe: Recipe, seed: int, scratch: Path | None = None
     ) -> Path:
         """The folder of that model."""
-        stage = self.uptraining
+        stage, arm = self.uptraining, _arm(recipe, seed)
 
         def build(folder: Path) -> None:
             model = self._new(data, recipe, seed, stage.steps)
@@ -261,19 +266,40 @@ class Stages:
             history = self._uptrain(model, data, stage, seed, scratch) if recipe.tasks else []
             model.save_pretrained(folder)
             (folder / "losses.json").write_text(json.dumps(history))
+            (folder / "arm.json").write_text(json.dumps(arm))
 
-        key = [list(recipe.tasks), recipe.start, recipe.fusion]
-        return cached_directory(
-            f"cav2vec/uptrained-{self._digest(repr(data), repr(stage), key, seed)}", build
-        )
+        digest = self._digest(repr(data), repr(stage), arm)
+        return cached_directory(f"cav2vec/uptrained-{digest}", build)
 
     def recognizer(
-        self, data: SpeechData, encoder: AVHubertModel, seed: int, scratch: Path | None = None
+        self, data: SpeechData, recipe: Recipe, seed: int, scratch: Path
+    ) -> AVForCTC | AVForSpeechSeq2Seq:
+        """The arm's recogniser, fine-tuned after uptraining; kept in the cache as well."""
+        kind, arm = AVForCTC if self.head == "ctc" else AVForSpeechSeq2Seq, _arm(recipe, seed)
+
+        def build(folder: Path) -> None:
+            encoder = self.uptrained(data, recipe, seed, scratch / "uptraining")
+            model = self._finetuned(kind, data, encoder, seed, scratch / "finetuning")
+            model.save_pretrained(folder)
+            (folder / "arm.json").write_text(json.dumps(arm))
+
+        stages = [repr(self.uptraining), repr(self.finetuning), self.frozen_share]
+        model = [self.head, self.decoder, self.finetuning_encoder]
+        digest = self._digest(repr(data), *stages, *model, arm)
+        folder = cached_directory(f"cav2vec/recognizer-{digest}", build)
+        return kind.from_pretrained(folder).to(self.device)
+
+    def _finetuned(
+        self,
+        kind: type[AVForCTC | AVForSpeechSeq2Seq],
+        data: SpeechData,
+        encoder: AVHubertModel,
+        seed: int,
+        scratch: Path,
     ) -> AVForCTC | AVForSpeechSeq2Seq:
         """Fine-tunes on corrupted labelled speech."""
         stage = self.finetuning
         torch.manual_seed(seed)
-        kind = AVForCTC if self.head == "ctc" else AVForSpeechSeq2Seq
         sizes = replace(encoder.encoder_config, **self.finetuning_encoder)
         model = kind(RecognizerConfig(len(data.tokenizer), encoder=sizes, **self.decoder))
         model.load_encoder(encoder)
@@ -294,4 +320,4 @@ class Stages:
             frozen_steps=round(self.frozen_share * stage.steps),
         )
         self._fit(finetuning_module(model, schedule), batches, stage, seed=seed, scratch=scratch)
-        return model.to(self.device)
+        return model

@@ -3,12 +3,16 @@
 import wave
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from ritornello.common.errors import UserError
+from ritornello.common.runs import Cell
 from ritornello.common.training import choose_trainer
 from ritornello.experiments.app import build_plan, compose_config, resolve
 from ritornello.experiments.cav2vec.data import LRS3Data, SyntheticData, recognition_grid
@@ -192,3 +196,25 @@ def test_the_published_file_must_have_the_configured_sizes(tmp_path):
         replace(stages, checkpoint=str(file)).check_files()
     with pytest.raises(ValueError, match="top_k"):
         replace(stages, encoder=tiny)
+
+
+@pytest.mark.parametrize(("head", "decoding"), [("ctc", {}), ("seq2seq", {"beam": 3})])
+def test_a_beam_is_for_the_decoder_alone(monkeypatch, head, decoding):
+    asked = []
+
+    def grid(*_, decoding):
+        asked.append(decoding)
+        return pd.DataFrame([("clean", 50.0, [1], [2], [""])], columns=columns)
+
+    columns = ["condition", "wer", "errors", "words", "hypotheses"]
+    monkeypatch.setattr("ritornello.experiments.cav2vec.experiment.corruption_grid", grid)
+    part = Recognition(
+        SimpleNamespace(occluders=lambda _: {}, test=[], tokenizer=None),
+        SimpleNamespace(head=head, recognizer=lambda *_: None),
+        noises=(),
+        decoding={"beam": 3},
+    )
+    cell = Cell("recognition", "cav2vec", 0, {})
+    found = list(part.measure(Recipe(), cell, SimpleNamespace(scratch=Path())))
+    assert [m.metric for m in found] == ["wer"]
+    assert asked == [decoding]
