@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -147,6 +148,34 @@ def check_checkpoint(name_or_path: str, revision: str | None = None) -> None:
     except Exception as error:
         why = " ".join(str(error).split())
         raise UserError(f"{opened} is not a usable checkpoint: {why}") from error
+
+
+def check_architecture(
+    loader: Callable[..., Any], accepts: Callable[["PreTrainedModel"], object]
+) -> None:
+    """Shows `accepts` the model that a loader will load, still without weights.
+
+    Args:
+        loader: a partial call with `name_or_path`; another one is passed over.
+        accepts: raises ValueError for what it cannot use.
+
+    Raises:
+        UserError: the model is not accepted.
+    """
+    given = getattr(loader, "keywords", {})
+    if "name_or_path" not in given:
+        return
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = hub_snapshot(given["name_or_path"], revision=given.get("revision"))
+    if not (folder / "config.json").is_file():  # an adapter
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    try:
+        accepts(model)
+    except ValueError as error:
+        raise UserError(f"{given['name_or_path']}: {error}") from error
 
 
 def load_causal_lm(

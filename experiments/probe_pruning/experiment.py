@@ -17,6 +17,7 @@ from torch import Tensor
 from ritornello.common.data import commonsense, text_windows
 from ritornello.common.errors import UserError
 from ritornello.common.evaluation.multiple_choice import score_choices
+from ritornello.common.models.hub import check_architecture
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.probe_pruning.agreement import Agreement
 from ritornello.experiments.probe_pruning.figures import figures
@@ -27,6 +28,7 @@ from ritornello.methods.probe_pruning import (
     select_probe,
     unwrap,
 )
+from ritornello.methods.probe_pruning.architecture import take_apart
 from ritornello.methods.probe_pruning.flops import LayerShape, count_flops
 from ritornello.methods.probe_pruning.selection import (
     effective_ratio,
@@ -63,8 +65,9 @@ class Calibrated(Experiment):
     batch_size: int
 
     def prepare(self) -> None:
-        """Fetches and cuts the texts: one that is too short is told before the first cell."""
+        """Fetches and cuts the texts, and looks at the model's architecture."""
         self._calibration_ids(seed=0)
+        check_architecture(self.model, take_apart)
 
     @cached_property
     def language_model(self) -> "PreTrainedModel":

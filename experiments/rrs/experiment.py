@@ -16,7 +16,7 @@ from ritornello.common.cache import cached_directory
 from ritornello.common.data.text import text_windows
 from ritornello.common.errors import UserError
 from ritornello.common.models import load_causal_lm
-from ritornello.common.models.hub import resolve_device
+from ritornello.common.models.hub import check_architecture, resolve_device
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.rrs.figures import figures
 from ritornello.experiments.rrs.matrices import OutlierMatrices
@@ -68,11 +68,12 @@ class LanguageModel(Experiment):
     calibration_windows: int = 4
 
     def prepare(self) -> None:
-        """Fetches and cuts the texts: one that is too short is told before the first cell."""
+        """Fetches and cuts the texts, and looks at the model's architecture."""
         self.text()
         if self.calibration_text:
             self.calibration_text()
         _ = self._scored, self._calibration
+        check_architecture(self.model, family_of)
 
     @cached_property
     def _scored(self) -> Tensor:

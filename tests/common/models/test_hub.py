@@ -1,6 +1,7 @@
 """What of the hub's cache counts, and what is fetched."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from ritornello.common.data.text import wikitext2
 from ritornello.common.errors import UserError
 from ritornello.common.models import tiny_causal_lm
 from ritornello.common.models.hub import (
+    check_architecture,
     check_checkpoint,
     hub_snapshot,
     load_causal_lm,
@@ -95,6 +97,22 @@ def test_a_folder_is_opened_before_it_is_needed(tmp_path):
         check_checkpoint(str(tmp_path))
 
 
+def test_an_architecture_is_looked_at_without_the_weights(tmp_path):
+    tiny_causal_lm("opt", layers=1).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    seen = []
+
+    def accepts(model):
+        seen.extend({parameter.device.type for parameter in model.parameters()})
+        raise ValueError("no OPT")
+
+    check_architecture(tiny_causal_lm, accepts)
+    assert not seen
+    with pytest.raises(UserError, match=f"{tmp_path}: no OPT"):
+        check_architecture(partial(load_causal_lm, name_or_path=str(tmp_path)), accepts)
+    assert seen == ["meta"]
+
+
 def test_a_fine_tuned_adapter_is_a_checkpoint(tmp_path):
     peft = pytest.importorskip("peft")
     base, adapter = tmp_path / "base", str(tmp_path / "adapter")
@@ -102,4 +120,5 @@ def test_a_fine_tuned_adapter_is_a_checkpoint(tmp_path):
     settings = peft.LoraConfig(target_modules=["q_proj"], base_model_name_or_path=str(base))
     peft.get_peft_model(load_causal_lm(str(base), device="cpu"), settings).save_pretrained(adapter)
     check_checkpoint(adapter)
+    check_architecture(partial(load_causal_lm, name_or_path=adapter), lambda model: None)
     assert load_causal_lm(adapter, device="cpu").model.layers[0].self_attn.q_proj.lora_A
