@@ -9,6 +9,7 @@ from typing import Any
 
 from ritornello.common.cache import cache_root
 from ritornello.common.chat import CachedClient, ChatClient, GenerationParams
+from ritornello.common.errors import UserError
 from ritornello.methods.daily_dilemmas import (
     Dilemma,
     Principle,
@@ -47,6 +48,9 @@ def published_principles(client: ChatClient) -> tuple[Principle, ...]:
     """The 16 principles of OpenAI's Model Spec; the client writes their steering prompts.
 
     The prompts are kept in the cache by model: every cell, worker and rerun steers with the same.
+
+    Raises:
+        UserError: a prompt is blank or was filtered: both sides would be steered alike, by nothing.
     """
     entries = published_figures()
     requests = [
@@ -54,6 +58,12 @@ def published_principles(client: ChatClient) -> tuple[Principle, ...]:
     ]
     writer = CachedClient(client, cache_root() / "daily_dilemmas" / "steering_prompts.sqlite")
     replies = writer.generate(requests, GenerationParams(max_tokens=100))
+    for request, reply in zip(requests, replies, strict=True):
+        if not reply.text.strip() or reply.finish_reason == "content_filter":
+            raise UserError(
+                f"{client.model_id} wrote no steering prompt ({reply.finish_reason}) when asked: "
+                f"{request[0].text}"
+            )
     prompts = [system_prompt(reply.text) for reply in replies]
     return tuple(
         Principle(

@@ -11,9 +11,11 @@ from ritornello.common.chat import (
     OpenAIClient,
     ScriptedClient,
 )
+from ritornello.common.errors import UserError
 from ritornello.common.evaluation import Answer, evaluate, rescore
 from ritornello.common.evaluation.baselines import saying, uniform_single
 from ritornello.common.evaluation.permutation import position_bias
+from ritornello.experiments.daily_dilemmas.questions import published_principles
 from ritornello.methods.daily_dilemmas import (
     DilemmaTask,
     SlotBiased,
@@ -247,3 +249,15 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path):
         list(study.measure(arm, cell, context))
     list(study.measure(arm, cell, context))
     assert len(asked) == 16 + 1  # eight dilemmas in both orders, and the one that was in flight
+
+
+@pytest.mark.parametrize("reason", ["stop", "content_filter"])
+def test_no_steering_prompt_is_blank(tmp_path, monkeypatch, reason):
+    """With nothing on both sides every model would count as not steerable."""
+    monkeypatch.setenv("RITORNELLO_CACHE", str(tmp_path))
+    text = " " if reason == "stop" else "I cannot"
+    silent = ScriptedClient(lambda prompt, params: Completion(text, finish_reason=reason))
+    with pytest.raises(UserError, match=rf"wrote no steering prompt \({reason}\).*obedience"):
+        published_principles(silent)
+    willing = ScriptedClient(lambda prompt, params: "Be honest.", model_id="other")
+    assert len(published_principles(willing)) == 16
