@@ -3,6 +3,7 @@
 import gc
 import weakref
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ritornello.experiments.probe_pruning.experiment import Perplexity
 from ritornello.experiments.rrs.smoke import character_tokenizer
 from ritornello.methods.probe_pruning import ProbePruningConfig
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "model": partial(tiny_causal_lm, layers=3),
     "tokenizer": character_tokenizer,
     "text": lambda: "some text " * 40,
