@@ -70,7 +70,7 @@ class VLLMClient:
         self, prompts: Sequence[PromptLike], continuations: Sequence[Sequence[str]]
     ) -> list[ContinuationScores]:
         """As `ChatClient.score_continuations`, by prompt log-probabilities."""
-        vllm = _vllm()
+        vllm = require_vllm()
         requests, owners = [], []
         for index, (prompt, options) in enumerate(
             zip(map(as_prompt, prompts), continuations, strict=True)
@@ -96,7 +96,7 @@ class VLLMClient:
         ]
 
     def _settings(self, prompt: Prompt, params: GenerationParams):
-        return _vllm().SamplingParams(
+        return require_vllm().SamplingParams(
             max_tokens=params.max_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -181,10 +181,15 @@ def load_vllm(model: str, **options: object) -> Any:
     Raises:
         UserError: vLLM is not installed.
     """
-    return _vllm().LLM(model, enable_prefix_caching=True, **options)
+    return require_vllm().LLM(model, enable_prefix_caching=True, **options)
 
 
-def _vllm() -> Any:
+def require_vllm() -> Any:
+    """The module, or what to do where it is not installed.
+
+    Raises:
+        UserError: vLLM is not installed.
+    """
     try:
         import vllm
     except ModuleNotFoundError as error:

@@ -22,6 +22,7 @@ from ritornello.common.chat import (
     VLLMClient,
     replicates,
 )
+from ritornello.common.chat.vllm import require_vllm
 from ritornello.common.jsonl import read_jsonl, write_jsonl
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement, UserError
 from ritornello.common.training.language_model_sft import SFTSettings
@@ -67,6 +68,10 @@ class LanguageModelStudy(Experiment):
     tokenizer: Callable[[], "PreTrainedTokenizerBase"]
     encoder: Callable[[], object]
     engine: Literal["transformers", "vllm"]
+
+    def prepare(self) -> None:
+        if self.engine == "vllm":
+            require_vllm()
 
     @cached_property
     def loaded_tokenizer(self) -> "PreTrainedTokenizerBase":

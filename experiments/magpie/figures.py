@@ -149,7 +149,7 @@ def _decoding(results: Results) -> Iterator[Figure]:
             axes.plot(means.index, means, "o-", label=f"top-p {top_p:g}")
         axes.set_xlabel("temperature")
         axes.set_title(metric.replace("_", " "), fontsize=9)
-    panels[0][0].legend(fontsize=8)
+    panels[0][-1].legend(fontsize=8)  # ratings may be missing, distances never are
     caption = (
         "Quality and difficulty of the queries as the judge rates them (1 to 5) and their mean "
         "minimum neighbour distance, by temperature and nucleus."

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @cache
-def shared_vllm(model: str, **options: Any) -> Any:
+def shared_vllm(name_or_path: str, **options: Any) -> Any:
     """A vLLM engine that all parts of a process share: two would not fit on one device."""
-    return load_vllm(model, **options)
+    return load_vllm(name_or_path, **options)
 
 
 class QuerySource(Protocol):

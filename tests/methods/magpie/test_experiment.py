@@ -1,16 +1,22 @@
 """The decoding grid: its coordinates reach the model, its ratings and distances the table."""
 
+import sys
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from ritornello.common.chat import ScriptedClient
+from ritornello.common.errors import UserError
 from ritornello.common.jsonl import read_jsonl
 from ritornello.common.reporting import Results
 from ritornello.common.runs import Cell, CellContext
 from ritornello.experiments.magpie import sources
-from ritornello.experiments.magpie.experiment import DecodingStudy, PipelineStudy
+from ritornello.experiments.magpie.experiment import (
+    DecodingStudy,
+    PipelineStudy,
+    TemplateStudy,
+)
 from ritornello.experiments.magpie.figures import figures
 from ritornello.methods.magpie import MagpieConfig
 
@@ -90,6 +96,15 @@ def test_every_seed_of_the_pipeline_draws_queries_of_its_own(chatml, tmp_path):
         list(study.measure(replace(ARM, seed=9), Cell("pipeline", "magpie", seed), context))
         ids |= {row["id"] for row in read_jsonl(context.artifacts / "data" / "final.jsonl")}
     assert len(ids) == 8
+
+
+def test_a_missing_engine_is_told_before_any_cell(chatml, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    study = study_of(TemplateStudy, chatml, samples=1, max_new_tokens=1)
+    study.prepare()
+    study.engine = "vllm"
+    with pytest.raises(UserError, match="pip install vllm"):
+        study.prepare()
 
 
 def test_parts_share_one_engine(monkeypatch):
