@@ -16,7 +16,8 @@ class FullyShard(ModelParallelStrategy):
     """Lightning's strategy for torch's `fully_shard`, on GPUs (NCCL) and on CPUs (gloo).
 
     Each block of a model (a member of an outermost `ModuleList`) is gathered for its own forward
-    and backward pass; what lies outside the blocks is one more group.
+    and backward pass, and for the methods that its `forward_methods` names; what lies outside the
+    blocks is one more group.
     """
 
     def __init__(self, processes: int) -> None:
@@ -34,6 +35,8 @@ class FullyShard(ModelParallelStrategy):
         mesh = self.device_mesh["data_parallel"]
         for block in _blocks(module):
             fully_shard(block, mesh=mesh)
+            for name in getattr(block, "forward_methods", ()):
+                register_fsdp_forward_method(block, name)
         fully_shard(module, mesh=mesh)
         register_fsdp_forward_method(module, "training_step")
         for name, parameter in module.named_parameters():  # new objects: what a method tagged stays

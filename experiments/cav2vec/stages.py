@@ -138,7 +138,14 @@ class Stages:
             raise ValueError(f"head must be 'ctc' or 'seq2seq', got {self.head!r}")
         if (self.first is None) == (self.checkpoint is None):
             raise UserError("give either stages.first (a start trained here) or stages.checkpoint")
-        PretrainingConfig(AVHubertConfig(**self.encoder), **self.objective)
+        encoder = AVHubertConfig(**self.encoder)
+        PretrainingConfig(encoder, **self.objective)
+        skipping = encoder.layerdrop, replace(encoder, **self.finetuning_encoder).layerdrop
+        if self.trainer.get("strategy") == "fully_shard" and any(skipping):
+            raise UserError(
+                "trainer=fsdp needs layerdrop=0 in stages.encoder and stages.finetuning_encoder, "
+                f"got {skipping[0]} and {skipping[1]}: its processes cannot skip different layers"
+            )
 
     def check_files(self) -> None:
         """Raises a UserError when the checkpoint to start from is missing or of another size."""

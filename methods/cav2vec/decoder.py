@@ -33,6 +33,8 @@ class LayerCache(NamedTuple):
 class DecoderLayer(nn.Module):
     """Pre-norm: self-attention, attention to the encoder, feed-forward."""
 
+    forward_methods = ("start",)  # what else uses the parameters, told to sharded training
+
     def __init__(self, dim: int, ffn_dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.self_attn = SelfAttention(dim, num_heads, dropout)

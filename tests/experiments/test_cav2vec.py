@@ -196,6 +196,8 @@ def test_the_published_file_must_have_the_configured_sizes(tmp_path):
         replace(stages, checkpoint=str(file)).check_files()
     with pytest.raises(ValueError, match="top_k"):
         replace(stages, encoder=tiny)
+    with pytest.raises(UserError, match=r"layerdrop=0 .* got 0\.05 and 0\.1"):
+        replace(stages, trainer={"strategy": "fully_shard"})
 
 
 @pytest.mark.parametrize(("head", "decoding"), [("ctc", {}), ("seq2seq", {"beam": 3})])

@@ -102,6 +102,13 @@ def test_a_fused_optimiser_is_clipped_in_mixed_precision():
     assert float(moved.sqrt()) == pytest.approx(1e-3, rel=1e-2)
 
 
+class Block(nn.Sequential):
+    forward_methods = ("begin",)
+
+    def begin(self, x):
+        return self[0](x)
+
+
 class Blocks(Regression):
     """Parameters within blocks, outside them, and one that no loss reaches."""
 
@@ -110,7 +117,7 @@ class Blocks(Regression):
         torch.manual_seed(1)
         self.net = nn.Linear(4, 5)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)
+            Block(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)
         )
         self.head = nn.Linear(5, 1)
         self.idle = nn.Parameter(torch.ones(3))
@@ -122,7 +129,7 @@ class Blocks(Regression):
         self.seen += 1
         x = self.net(x)
         for block in self.blocks:
-            x = x + block(x)
+            x = x + block(block.begin(x))
         return nn.functional.mse_loss(self.head(x), y)
 
     def configure_optimizers(self):
