@@ -83,12 +83,13 @@ def run(
         pending = [c for c in cells if not store.is_finished(c)]
         if pending:
             torch.set_num_threads(threads)
-            for name in {c.part: None for c in pending}:
-                plan.parts[name].measure.prepare()
+            # arms look for servers, parts may generate for hours
             for name, arm in {(c.part, c.arm): None for c in pending}:
                 prepare = getattr(plan.parts[name].arms[arm], "prepare", None)
                 if prepare is not None:
                     prepare()
+            for name in {c.part: None for c in pending}:
+                plan.parts[name].measure.prepare()
 
             known: dict[str, dict[str, Any]] = {}
 

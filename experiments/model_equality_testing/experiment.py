@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ritornello.common.chat import (
+    CachedClient,
     ChatClient,
     Completion,
     FakeServer,
@@ -16,6 +18,7 @@ from ritornello.common.chat import (
     OpenAIClient,
     Prompt,
     ScriptedClient,
+    check_server,
 )
 from ritornello.common.errors import UserError
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
@@ -238,7 +241,9 @@ class PooledEndpoint:
     alternative: str
 
     @contextmanager
-    def client(self, pool: Callable[[str], list[list[Completion]]], prompts: list[Prompt]):
+    def client(
+        self, pool: Callable[[str], list[list[Completion]]], prompts: list[Prompt], kept: Path
+    ):
         """The client of the running server."""
         with FakeServer(replay(pool(self.alternative), prompts)) as server:
             # one request at a time: completions are handed out in the order of asking
@@ -257,10 +262,21 @@ class RemoteEndpoint:
     requests_per_minute: float | None = 60.0
     continues_prefill: bool = True
 
+    def prepare(self) -> None:
+        # before pools are drawn, which takes hours
+        check_server(self._loader)
+
     @contextmanager
-    def client(self, pool: Callable[[str], list[list[Completion]]], prompts: list[Prompt]):
-        """The client."""
-        yield OpenAIClient(
+    def client(
+        self, pool: Callable[[str], list[list[Completion]]], prompts: list[Prompt], kept: Path
+    ):
+        """The client; answers stay in the folder `kept`, so that a killed audit goes on."""
+        yield CachedClient(self._loader(), kept / "answers.sqlite")
+
+    @property
+    def _loader(self) -> partial[OpenAIClient]:
+        return partial(
+            OpenAIClient,
             self.base_url,
             self.model,
             api_key_env=self.api_key_env,
@@ -303,7 +319,9 @@ class EndpointAudit(Pooled):
 
     def measure(self, arm: Endpoint, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         prompts = self.source.asked()
-        endpoint: AbstractContextManager[ChatClient] = arm.client(self.pool, prompts)
+        endpoint: AbstractContextManager[ChatClient] = arm.client(
+            self.pool, prompts, context.scratch
+        )
         with endpoint as client:
             report = audit_endpoint(
                 client,

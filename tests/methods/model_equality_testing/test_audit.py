@@ -18,7 +18,9 @@ from ritornello.common.chat import (
     TransformersClient,
     replicates,
 )
+from ritornello.common.errors import UserError
 from ritornello.common.models import tiny_causal_lm
+from ritornello.experiments.model_equality_testing.experiment import RemoteEndpoint
 from ritornello.experiments.model_equality_testing.served import (
     Served,
     Source,
@@ -287,3 +289,26 @@ def test_token_lists_and_strings_do_not_mix(tmp_path):
     assert records.read_samples([tokens])[0].completions.tolist() == [[1, 2, 3]] * 2
     with pytest.raises(ValueError, match="got both"):
         records.read_samples([tokens, text])
+
+
+def test_a_killed_audit_of_a_remote_endpoint_asks_for_the_rest_only(tmp_path):
+    """An audit is thousands of requests at one a second."""
+    served = ScriptedClient(lambda prompt, params: f"so {prompt.sample}")
+    asked = replicates([Message.user("abc")], 6)
+    params = GenerationParams(max_tokens=3, temperature=1.0)
+    refusing = []
+
+    def misbehave(number, body):
+        return Fault("status", 404) if refusing else None
+
+    with FakeServer(served, misbehave=misbehave) as server:
+        arm = RemoteEndpoint(server.base_url, "served", requests_per_minute=None)
+        arm.prepare()
+        with arm.client(dict, [], tmp_path) as client:
+            client.generate(asked[:4], params)
+        with arm.client(dict, [], tmp_path) as client:
+            client.generate(asked, params)
+        assert len(server.requests) == 1 + 6
+        refusing.append(True)
+        with pytest.raises(UserError, match="served answered 404"):
+            arm.prepare()
