@@ -104,6 +104,14 @@ def test_a_manifest_lists_real_clips(recordings, tmp_path):
     strict = LRS3Manifest(tmp_path / "t.tsv", tmp_path / "t.wrd")
     with pytest.raises(ValueError, match="landmarks"):
         strict[1]
+    for file in files:
+        (tmp_path / file.name).symlink_to(file)
+    np.save(tmp_path / f"{files[1].stem}.npy", np.zeros((3, 20, 2)))
+    strict.root = tmp_path
+    with pytest.raises(ValueError, match=r"must hold \(7\d, 20, 2\) lip points, got \(3, 20, 2\)"):
+        strict[1]
+    with pytest.raises(ValueError, match=r"files that are not there: .*\.npy \(1 in all\)"):
+        strict.check_files()
     assert len(LRS3Manifest(tmp_path / "t.tsv", tmp_path / "t.wrd", max_frames=50)) == 0
     with pytest.raises(ValueError, match="no such file"):
         LRS3Manifest(tmp_path / "none.tsv", tmp_path / "t.wrd")
