@@ -55,6 +55,11 @@ class Quantised(Served):
     rrs: RRSConfig = field(default_factory=lambda: RRSConfig(weight_method="rtn"))
     calibration: Calibration | None = None
 
+    def prepare(self) -> None:
+        super().prepare()
+        if self.calibration is not None:
+            self.calibration.ids()
+
     def load(self, reference: Callable[[], "PreTrainedModel"]) -> "PreTrainedModel":
         ids = None if self.calibration is None else self.calibration.ids()
         with warnings.catch_warnings():
@@ -73,6 +78,11 @@ class Pruned(Served):
 
     pruning: ProbePruningConfig = field(default_factory=ProbePruningConfig)
     calibration: Calibration | None = None
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.calibration is not None:
+            self.calibration.ids()
 
     def load(self, reference: Callable[[], "PreTrainedModel"]) -> "PreTrainedModel":
         model = super().load(reference)

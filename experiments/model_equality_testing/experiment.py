@@ -28,12 +28,7 @@ from ritornello.experiments.model_equality_testing.markov import (
     exact_hamming_mmd,
     sampler,
 )
-from ritornello.experiments.model_equality_testing.served import (
-    Served,
-    Source,
-    load_bitsandbytes,
-    require_bitsandbytes,
-)
+from ritornello.experiments.model_equality_testing.served import Served, Source
 from ritornello.methods.model_equality_testing import (
     AuditSettings,
     CompletionSample,
@@ -166,11 +161,8 @@ class Pooled(Experiment):
     def prepare(self) -> None:
         if self.reference not in self.alternatives:
             raise UserError(f"reference={self.reference!r} is none of {sorted(self.alternatives)}")
-        if any(
-            getattr(served.model, "func", None) is load_bitsandbytes
-            for served in self.alternatives.values()
-        ):
-            require_bitsandbytes()
+        for served in self.alternatives.values():
+            served.prepare()
         for served in self.alternatives.values():
             self.source.draw(served)
 

@@ -57,6 +57,11 @@ class Served:
     seed: int = 0
     model: Callable[[], "PreTrainedModel"] | None = None
 
+    def prepare(self) -> None:
+        """Says before anything is sampled what is missing to serve it."""
+        if getattr(self.model, "func", None) is load_bitsandbytes:
+            require_bitsandbytes()
+
     def load(self, reference: Callable[[], "PreTrainedModel"]) -> "PreTrainedModel":
         """The model, altered."""
         model = (self.model or reference)()

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from ritornello.common.chat import GenerationParams, TransformersClient, replicates
+from ritornello.common.errors import UserError
 from ritornello.common.models import tiny_causal_lm
+from ritornello.experiments.compose_detect_compression.experiment import Distances
 from ritornello.experiments.compose_detect_compression.served import (
     Calibration,
     Pruned,
@@ -77,6 +79,21 @@ def test_a_pruned_model_answers_through_the_batched_client():
 def test_a_history_needs_calibration_text():
     with pytest.raises(ValueError, match="calibration is needed"):
         Pruned(pruning=ProbePruningConfig(ratio=0.3)).load(reference)
+
+
+def test_missing_calibration_text_is_told_before_a_pool_is_drawn():
+    def absent():
+        raise UserError("the text is not there")
+
+    class Undrawn:
+        def draw(self, served):
+            raise AssertionError("drawn too early")
+
+    text = Calibration(Letters, absent, 2, 24, 2)
+    for served in (Quantised(rrs=RRS, calibration=text), Pruned(calibration=text)):
+        study = Distances(Undrawn(), {"reference": Served(), "served": served}, "reference")
+        with pytest.raises(UserError, match="the text is not there"):
+            study.prepare()
 
 
 def test_identities_tell_everything_apart_that_changes_answers():
