@@ -26,6 +26,7 @@ from ritornello.experiments.space.vision import SmallNetwork
 from ritornello.methods.space.analysis import rotation_report
 from ritornello.methods.space.item import Difficulty, Presentation
 from ritornello.methods.space.official import load_official, published_folder
+from ritornello.methods.space.prompts import check_prompts_dir
 from ritornello.methods.space.questions import QUESTION_TASKS
 from ritornello.methods.space.working_memory import (
     Memory,
@@ -60,6 +61,11 @@ class Questions(Experiment):
     data: str | None = None
     folders: dict[str, str] = field(default_factory=dict)
     prompts_dir: str | None = None
+
+    def prepare(self) -> None:
+        check_prompts_dir(self.prompts_dir)
+        if self.data is not None:
+            load_official(self.data, limit=1)
 
     def measure(
         self, arm: LanguageModel | ScriptedAnswers, cell: Cell, context: CellContext
@@ -151,6 +157,9 @@ class Games(Experiment):
     difficulty: Difficulty
     max_steps: int | None = None
     prompts_dir: str | None = None
+
+    def prepare(self) -> None:
+        check_prompts_dir(self.prompts_dir)
 
     def measure(
         self, arm: LanguageModel | ScriptedPlayer, cell: Cell, context: CellContext

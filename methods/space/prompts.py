@@ -48,6 +48,12 @@ NEXT_ACTION = "Which action do you take?"
 BOX_NUMBERS_FROM_ZERO = " Box numbers begin at 0 and are printed on the boxes."
 
 
+def check_prompts_dir(directory: str | Path | None) -> None:
+    """Raises UserError for a folder of instructions that is not there."""
+    if directory is not None and not Path(directory).expanduser().is_dir():
+        raise UserError(f"prompts_dir must be a folder of text files, got {directory}")
+
+
 def load_prompt(name: str, presentation: str, directory: str | Path | None = None) -> str:
     """The instruction of a task.
 
@@ -59,11 +65,10 @@ def load_prompt(name: str, presentation: str, directory: str | Path | None = Non
     Raises:
         UserError: there is no such folder.
     """
+    check_prompts_dir(directory)
     if directory is None:
         return PROMPTS[name]
     folder = Path(directory).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"prompts_dir must be a folder of text files, got {folder}")
     for file in (folder / f"{name}_{presentation}.txt", folder / f"{name}.txt"):
         if file.is_file():
             return file.read_text(encoding="utf-8").strip()

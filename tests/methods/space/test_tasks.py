@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from ritornello.common.chat import (
     ScriptedClient,
     TransformersClient,
 )
+from ritornello.common.errors import UserError
 from ritornello.common.evaluation import RunMismatchError, SampleError, evaluate, play
 from ritornello.common.evaluation.baselines import (
     fixed_slot,
@@ -27,6 +29,7 @@ from ritornello.common.evaluation.baselines import (
 from ritornello.common.evaluation.export import to_lm_eval_yaml
 from ritornello.common.evaluation.permutation import Permuted, position_bias, reduced
 from ritornello.common.models import tiny_causal_lm
+from ritornello.experiments.space.experiment import Games, Questions
 from ritornello.methods.space import (
     SpaceGameTask,
     SpaceQATask,
@@ -337,6 +340,17 @@ def test_absent_published_data_say_how_to_get_them(published):
     (published / "MRT_vision" / "qas.json").write_text("{")
     with pytest.raises(SampleError, match="is not JSON"):
         load_official(published, "MRT_vision")
+
+
+def test_absent_folders_are_told_before_any_cell(published, tmp_path):
+    study = partial(Questions, "text", 1, 1, "medium")
+    study(data=str(published)).prepare()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="folders with questions: none"):
+        study(data=str(tmp_path / "empty")).prepare()
+    for part in (study, partial(Games, "text", 1, "medium")):
+        with pytest.raises(UserError, match="prompts_dir must be a folder"):
+            part(prompts_dir=str(tmp_path / "absent")).prepare()
 
 
 def test_tasks_go_by_their_published_names_too():
