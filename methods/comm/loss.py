@@ -57,47 +57,90 @@ def _blocks(n: int, entries: int = 2**21) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, n, rows)]
 
 
-def _own_scores(z: Tensor, rows: slice, temperature: float) -> Float[Tensor, "*k rows n"]:
-    """z_i·z_j / τ for some rows i, −inf for j = i."""
-    scores = (z[..., rows, :] @ z.transpose(-1, -2)).div_(temperature)  # symmetric to the last bit
-    scores.diagonal(rows.start, -2, -1).fill_(-math.inf)
-    return scores
+def _terms(
+    z: Float[Tensor, "2 k n dim"], temperature: float
+) -> tuple[Float[Tensor, " k"], Float[Tensor, "2 k n"]]:
+    """The terms ½ [NCE(z'_k, z''_all) + NCE(z''_k, z'_all)], and each sample's nearest prototype.
+
+    The last of the k is `all`, the prototype that each z meets in the other view. In
+    NCE(a, b) = mean_i ½ [log Σ_row / e^{a_i·b_i/τ} + log Σ_column / e^{a_i·b_i/τ}] a row's sum is
+    over all b and all other a, a column's over all a and all other b.
+    """
+    lowest = 0.9 * math.log(torch.finfo(z.dtype).tiny)
+    if -2 / temperature > lowest:
+        return _Terms.apply(z, temperature)
+    prototypes = z[:, -1:].flip(0)
+    own = z @ z.transpose(-1, -2) / temperature
+    own = own.masked_fill(torch.eye(z.shape[2], dtype=torch.bool, device=z.device), -math.inf)
+    own, cross = own.logsumexp(-1), z @ prototypes.transpose(-1, -2) / temperature
+    rows = torch.logaddexp(cross.logsumexp(-1), own)
+    columns = torch.logaddexp(cross.logsumexp(-2), own[:, -1:].flip(0))
+    terms = ((rows + columns) / 2 - cross.diagonal(dim1=-2, dim2=-1)).mean(dim=(0, 2))
+    return terms, cross.detach().argmax(-1)
 
 
-class _OwnLogSums(torch.autograd.Function):
-    """log Σ_{j≠i} exp(z_i·z_j / τ); −inf for a single sample.
+class _Terms(torch.autograd.Function):
+    """`_terms` where e^{(z_i·z_j - 1) / τ} cannot vanish: one exponential serves rows and columns.
 
-    No n × n matrix is kept: the backward pass computes it again, by blocks. Scores are symmetric,
-    so that both halves of the gradient take one product.
+    Where the matrices of all k do not fit a cache, none of them is kept: the backward pass computes
+    them again, by blocks of rows.
     """
 
     @staticmethod
+    def _exponentials(
+        z: Tensor, rows: slice, temperature: float
+    ) -> tuple[Float[Tensor, "2 k rows n"], Float[Tensor, "2 k rows n"], Tensor]:
+        """e^{(z_i·y_j - 1) / τ} with y the samples of the same kind, zero for j = i, and with the
+        other view's prototypes; and the nearest of the latter."""
+        own = (z[:, :, rows] @ z.transpose(-1, -2)).sub_(1).div_(temperature).exp_()
+        own.diagonal(rows.start, -2, -1).zero_()
+        cross = z[:, :, rows] @ z[:, -1:].flip(0).transpose(-1, -2)
+        nearest = cross.argmax(-1)
+        return own, cross.sub_(1).div_(temperature).exp_(), nearest
+
+    @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, z: Float[Tensor, "*k n dim"], temperature: float
-    ) -> Float[Tensor, "*k n"]:
-        blocks = _blocks(z.shape[-2])
-        sums = torch.cat([_own_scores(z, b, temperature).logsumexp(-1) for b in blocks], dim=-1)
-        ctx.save_for_backward(z, sums)
+        ctx: Any, z: Float[Tensor, "2 k n dim"], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        blocks = _blocks(z.shape[2])
+        own_sums, rows, positives, nearest = [], [], [], []
+        columns: Any = 0
+        for block in blocks:
+            own, cross, found = _Terms._exponentials(z, block, temperature)
+            own_sums.append(own.sum(-1))
+            rows.append(cross.sum(-1) + own_sums[-1])
+            positives.append(cross.diagonal(block.start, -2, -1))
+            columns = columns + cross.sum(-2)
+            nearest.append(found)
+        row, positive = torch.cat(rows, -1), torch.cat(positives, -1)
+        column = columns + torch.cat(own_sums, -1)[:, -1:].flip(0)
         ctx.temperature = temperature
-        return sums
+        ctx.save_for_backward(z, row, column, *((own, cross) if len(blocks) == 1 else ()))
+        closest = torch.cat(nearest, -1)
+        ctx.mark_non_differentiable(closest)
+        terms = ((row / positive).log() + (column / positive).log()) / 2
+        return terms.mean(dim=(0, 2)), closest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        z, sums = ctx.saved_tensors
-        sums = sums.masked_fill(sums.isneginf(), 0.0)  # a single sample: no share, not nan
-        parts = []
-        for b in _blocks(z.shape[-2]):
-            scores = _own_scores(z, b, ctx.temperature)
-            shares = (scores - sums[..., b, None]).exp_().mul_(grad[..., b, None])
-            shares += scores.sub_(sums[..., None, :]).exp_().mul_(grad[..., None, :])
-            parts.append(shares @ z)
-        return torch.cat(parts, dim=-2) / ctx.temperature, None
-
-
-def _accuracy(cross: Float[Tensor, "*k n n"]) -> Float[Tensor, " *k"]:
-    found = cross.detach().argmax(dim=-1) == torch.arange(cross.shape[-1], device=cross.device)
-    return 100 * found.float().mean(dim=-1)
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        z, row, column, *kept = ctx.saved_tensors
+        share = grad[:, None] / (4 * z.shape[2] * ctx.temperature)
+        of_row, of_column = share / row, share / column
+        of_own = of_row.clone()
+        of_own[:, -1] += of_column.sum(dim=1).flip(0)  # a prototype's own sum is in every column
+        prototypes, parts = z[:, -1:].flip(0), []
+        to_prototypes: Any = 0
+        for block in _blocks(z.shape[2]):
+            own, cross = kept or _Terms._exponentials(z, block, ctx.temperature)[:2]
+            cross = cross * (of_row[:, :, block, None] + of_column[:, :, None])
+            cross.diagonal(block.start, -2, -1).sub_(2 * share)
+            own = own * (of_own[:, :, block, None] + of_own[:, :, None])
+            parts.append(own @ z + cross @ prototypes)
+            to_prototypes = to_prototypes + (cross.transpose(-1, -2) @ z[:, :, block]).sum(dim=1)
+        whole = torch.cat(parts, dim=2)
+        whole[:, -1] += to_prototypes.flip(0)
+        return whole, None
 
 
 def nt_xent(
@@ -124,8 +167,7 @@ def nt_xent(
     if gather:
         a, b = gather_batch([a, b])
     with torch.autocast(a.device.type, enabled=False):
-        all_others = _OwnLogSums.apply(torch.cat([a, b]), temperature)
-        return all_others.mean() - (a * b).sum(dim=-1).mean() / temperature
+        return _terms(torch.stack([a, b]).unsqueeze(1), temperature)[0][0]
 
 
 class CoMMLoss(nn.Module):
@@ -177,27 +219,7 @@ class CoMMLoss(nn.Module):
         if self.gather:
             z = gather_batch(z)
         with torch.autocast(z[0].device.type, enabled=False):
-            terms, accuracy = self._terms(torch.stack(z).unflatten(0, (2, -1)))
+            terms, nearest = _terms(torch.stack(z).unflatten(0, (2, -1)), self.temperature)
         scale = terms.new_tensor(self.weights) if self.weights is not None else 1.0
-        return LossOutput((terms * scale).mean(), terms, accuracy)
-
-    def _terms(self, z: Float[Tensor, "2 k n dim"]) -> tuple[Tensor, Tensor]:
-        """All terms at once; what several of them need is computed once.
-
-        The prototypes' own block recurs in every term, and NCE(z'_all, z''_all) equals
-        NCE(z''_all, z'_all), so that 2n + 1 cross blocks and 2n + 2 own blocks do.
-        """
-        own = _OwnLogSums.apply(z, self.temperature)  # (2, k, n)
-        prototypes = z[:, -1:].flip(0)  # z'_k meets z''_all, and the other way round
-        cross = z[:, :-1] @ prototypes.transpose(-1, -2) / self.temperature
-        rows = torch.logaddexp(cross.logsumexp(dim=-1), own[:, :-1])
-        columns = torch.logaddexp(cross.logsumexp(dim=-2), own[:, -1:].flip(0))
-        positives = cross.diagonal(dim1=-2, dim2=-1)
-        projected = ((rows + columns) / 2 - positives).mean(dim=(0, -1))
-        last = z[0, -1] @ z[1, -1].T / self.temperature
-        both = torch.logaddexp(last.logsumexp(dim=1), own[0, -1])
-        both = both + torch.logaddexp(last.logsumexp(dim=0), own[1, -1])
-        multimodal = (both / 2 - last.diagonal()).mean()
-        accuracy = _accuracy(cross).mean(dim=0)
-        joint = torch.stack([_accuracy(last), _accuracy(last.T)]).mean()
-        return torch.cat([projected, multimodal[None]]), torch.cat([accuracy, joint[None]])
+        own = nearest == torch.arange(nearest.shape[2], device=nearest.device)
+        return LossOutput((terms * scale).mean(), terms, 100 * own.float().mean(dim=(0, 2)))

@@ -48,15 +48,24 @@ def padded_modalities(width=16):
 SUBSETS = [[True, False, False], [False, True, False], [True, False, True], [True, True, True]]
 
 
+@pytest.mark.parametrize("temperature", [0.001, 0.02, 0.03, 0.2, 5.0])
 @pytest.mark.parametrize(("n", "dim"), [(1, 3), (2, 2), (7, 5), (33, 16)])
-def test_nt_xent_equals_the_matrix_written_out(n, dim):
+def test_nt_xent_equals_the_matrix_written_out(n, dim, temperature):
     a, b = random(n, dim).requires_grad_(), random(n, dim, seed=1).requires_grad_()
-    ours, theirs = nt_xent(a, b, 0.2), reference.nt_xent_matrix(a, b, 0.2)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    ours, theirs = (f(a, b, temperature) for f in (nt_xent, reference.nt_xent_matrix))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6 / temperature)
     for mine, expected in zip(
         torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True
     ):
-        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6 / temperature)
+
+
+def test_opposite_and_equal_samples_have_finite_gradients_at_any_temperature():
+    z = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]], requires_grad=True)
+    for temperature in (1e-4, 0.01, 0.0254, 0.0256, 0.1):
+        loss = nt_xent(z, -z.detach(), temperature)
+        assert bool(torch.isfinite(loss))
+        assert bool(torch.isfinite(torch.autograd.grad(loss, z)[0]).all())
 
 
 def test_one_query_pools_as_attention_does():
