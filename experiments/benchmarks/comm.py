@@ -19,6 +19,7 @@ from ritornello.common.data.trifeature import (
 )
 from ritornello.common.optional import require
 from ritornello.experiments.benchmarks import Benchmark
+from ritornello.experiments.comm.pictures import IMAGENET, small_architecture
 from ritornello.methods.comm import (
     CoMM,
     CoMMLoss,
@@ -29,8 +30,10 @@ from ritornello.methods.comm import (
     nt_xent,
     reference,
 )
+from ritornello.methods.comm.augmentation import Augmentations, ImageAugmentation
 from ritornello.methods.comm.encoder import projected_subsets
 from ritornello.methods.comm.model import projection_head
+from ritornello.methods.comm.training import parameter_groups
 
 
 def _agree(ours: Any, theirs: Any) -> None:
@@ -41,6 +44,7 @@ def benchmarks() -> Iterator[Benchmark]:
     """Targets of the specification: 3 times for the step, 50 times for rendering."""
     generator = torch.Generator().manual_seed(0)
     yield from _steps(generator)
+    yield from _picture_steps(generator)
     yield from _losses(generator)
     yield from _pictures()
 
@@ -102,6 +106,65 @@ def _steps(generator: torch.Generator) -> Iterator[Benchmark]:
             lambda m=model, v=views, g=gradients: g(_separate_passes(m, v)),
             "one pass a subset", target=3.0, agree=same, seconds=3,
         )  # fmt: skip
+
+
+def _picture_steps(generator: torch.Generator) -> Iterator[Benchmark]:
+    """SimCLR's augmentation, and a whole step from pictures to new weights, optimiser included.
+
+    The peer augments picture by picture through PIL, as the published code does. Draws differ, so
+    that the values are not compared; the tests compare each change with torchvision's.
+    """
+    from PIL import ImageFilter
+    from torchvision import transforms
+
+    def blur(picture: Any) -> Any:
+        sigma = float(torch.empty(()).uniform_(0.1, 2.0))
+        return picture.filter(ImageFilter.GaussianBlur(sigma))
+
+    def one_by_one(pictures: Tensor) -> Tensor:
+        side = pictures.shape[-1]
+        change = transforms.Compose([
+            transforms.RandomResizedCrop(side, (0.08, 1.0)),
+            transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8),
+            transforms.RandomGrayscale(0.2),
+            transforms.RandomApply([blur], 0.5),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(*IMAGENET),
+        ])  # fmt: skip
+        return torch.stack([change(transforms.functional.to_pil_image(x)) for x in pictures])
+
+    at_once = ImageAugmentation(normalize=IMAGENET)
+    for side in (32, 224):
+        pictures = torch.rand(64, 3, side, side, generator=generator)
+        yield Benchmark(
+            f"SimCLR's augmentation of 64 pictures of {side} pixels",
+            lambda x=pictures: at_once(x), lambda x=pictures: one_by_one(x),
+            "torchvision on PIL, one by one", seconds=3,
+        )  # fmt: skip
+    torch.manual_seed(0)
+    nets = small_architecture()
+    model = CoMM(MultimodalEncoder(nets.encoders, nets.adapters, FusionTransformer(nets.width)))
+    pairs = [torch.rand(64, 3, 32, 32, generator=generator) for _ in range(2)]
+    fused, plain = (
+        torch.optim.AdamW(parameter_groups(model, 1e-4), lr=3e-4, fused=fused)
+        for fused in (True, False)
+    )
+
+    def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    both = Augmentations([at_once, at_once])
+    yield Benchmark(
+        "a whole training step, 64 pairs of 32 pixels, four convolutions, width 64",
+        lambda: step(fused, model.training_loss(pairs, both).loss),
+        lambda: step(
+            plain, _separate_passes(model, [[one_by_one(x) for x in pairs] for _ in range(2)])
+        ),
+        "torchvision on PIL, one pass a subset", target=3.0, seconds=5,
+    )  # fmt: skip
 
 
 def _losses(generator: torch.Generator) -> Iterator[Benchmark]:
