@@ -215,11 +215,11 @@ class CoMMLoss(nn.Module):
             check_pair(a, views1[0], "all embeddings")
         if self.weights is not None and len(self.weights) != len(views1):
             raise ValueError(f"weights must be {len(views1)} numbers, got {len(self.weights)}")
-        z = [normalized(x) for x in (*views1, *views2)]
+        z = normalized(torch.stack([*views1, *views2]))
         if self.gather:
-            z = gather_batch(z)
-        with torch.autocast(z[0].device.type, enabled=False):
-            terms, nearest = _terms(torch.stack(z).unflatten(0, (2, -1)), self.temperature)
+            z = gather_batch([z.transpose(0, 1)])[0].transpose(0, 1)
+        with torch.autocast(z.device.type, enabled=False):
+            terms, nearest = _terms(z.unflatten(0, (2, -1)), self.temperature)
         scale = terms.new_tensor(self.weights) if self.weights is not None else 1.0
         own = nearest == torch.arange(nearest.shape[2], device=nearest.device)
         return LossOutput((terms * scale).mean(), terms, 100 * own.float().mean(dim=(0, 2)))

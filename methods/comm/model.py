@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -27,16 +28,37 @@ def per_batch(
 ) -> Sequence[Float[Tensor, "n out_dim"]]:
     """The head of several batches, each of them a batch of its own to the batch norm.
 
-    Layers that see one sample at a time run once for all batches.
+    Known layers run once for all batches.
     """
-    one_by_one = (nn.Linear, nn.ReLU, nn.BatchNorm1d)
-    if not (isinstance(head, nn.Sequential) and all(type(layer) in one_by_one for layer in head)):
+    known = (nn.Linear, nn.ReLU, nn.BatchNorm1d)
+    if not (isinstance(head, nn.Sequential) and all(type(layer) in known for layer in head)):
         return [head(z) for z in batches]
-    z = batches
+    z = batches.transpose(0, 1)
     for layer in head:
-        apart = isinstance(layer, nn.BatchNorm1d)
-        z = torch.stack([layer(batch) for batch in z]) if apart else layer(z)
-    return z.unbind()
+        z = _norm_apart(layer, z) if isinstance(layer, nn.BatchNorm1d) else layer(z)
+    return z.unbind(dim=1)
+
+
+def _norm_apart(
+    layer: nn.BatchNorm1d, z: Float[Tensor, "n batches dim"]
+) -> Float[Tensor, "n batches dim"]:
+    """Batch norm of each batch, one after another: here as channels of one batch."""
+    momentum, batches = layer.momentum, z.shape[1]
+    if not (layer.training and layer.affine and layer.track_running_stats and momentum):
+        return torch.stack([layer(batch) for batch in z.unbind(dim=1)], dim=1)
+    weight, bias = layer.weight.repeat(batches), layer.bias.repeat(batches)
+    # with a momentum of 1 the running statistics become those of the batches
+    mean, variance = torch.zeros_like(weight), torch.zeros_like(weight)
+    normed = F.batch_norm(
+        z.flatten(1), mean, variance, weight, bias, training=True, momentum=1.0, eps=layer.eps
+    )
+    for running, found in ((layer.running_mean, mean), (layer.running_var, variance)):
+        assert running is not None
+        for of_batch in found.detach().unflatten(0, (batches, -1)):
+            running.lerp_(of_batch, momentum)
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked += batches
+    return normed.unflatten(1, (batches, -1))
 
 
 class CoMM(nn.Module):

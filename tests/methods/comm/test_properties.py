@@ -1,5 +1,6 @@
 """What the paper's loss and encoder promise."""
 
+import copy
 import math
 
 import pytest
@@ -30,7 +31,7 @@ from ritornello.methods.comm import (
 from ritornello.methods.comm.attention import MultiHeadAttention, ResidualAttentionBlock
 from ritornello.methods.comm.factorcl import PairCritic, club_bound, infonce_bound
 from ritornello.methods.comm.loss import _blocks
-from ritornello.methods.comm.model import extract_features, projection_head
+from ritornello.methods.comm.model import extract_features, per_batch, projection_head
 
 
 def random(*shape, seed=0):
@@ -254,6 +255,28 @@ def test_the_head_normalises_each_subset_apart():
     subsets = [[True, False], [False, True], [True, True]]
     one = [[model.head(z) for z in model.encoder(view, subsets)] for view in views]
     torch.testing.assert_close(loss, reference.comm_loss(*one), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_the_head_of_several_batches_leaves_the_statistics_of_one_after_another(momentum):
+    torch.manual_seed(0)
+    joint = projection_head(6, 8, 4)
+    for layer in joint:
+        if isinstance(layer, nn.BatchNorm1d):
+            layer.momentum = momentum
+            nn.init.uniform_(layer.weight)
+    alone, batches = copy.deepcopy(joint), random(4, 5, 6).requires_grad_()
+    for training in (True, False):
+        joint.train(training), alone.train(training)
+        ours = torch.stack(list(per_batch(joint, batches)))
+        theirs = torch.stack([alone(batch) for batch in batches])
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        found, wanted = (
+            torch.autograd.grad(out.square().sum(), [batches, *head.parameters()])
+            for out, head in ((ours, joint), (theirs, alone))
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(joint.state_dict(), alone.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_three_modalities_train_and_report():
