@@ -25,7 +25,7 @@ from ritornello.methods.f_fidelity import (
     rank_agreement,
 )
 from ritornello.methods.f_fidelity.agreement import PAIRS
-from ritornello.methods.f_fidelity.curves import predict
+from ritornello.methods.f_fidelity.curves import check_sizes, predict
 from ritornello.methods.f_fidelity.finetune import RandomRemoval, accuracy
 from ritornello.methods.f_fidelity.removal import Inputs, take
 
@@ -101,6 +101,19 @@ class Ranking(_OnTask):
     sizes: Sequence[float]
     n_samples: int
     shown: int = 0
+
+    def prepare(self) -> None:
+        super().prepare()
+        check_sizes(self.sizes)
+        layer = getattr(self.explainer, "keywords", {}).get("layer")
+        if layer is not None:
+            with torch.random.fork_rng(devices=[]):
+                names = [name for name, _ in self.task.network().named_modules() if name]
+            if layer not in names:
+                raise UserError(
+                    f"explainer.layer must be a module of the network, got {layer!r}; it has: "
+                    f"{', '.join(names)}"
+                )
 
     def measure(self, arm: Metric, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Correlations by pair and size, and how well the explainer hits a known truth."""

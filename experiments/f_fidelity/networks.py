@@ -65,12 +65,21 @@ def text_network(
 
 
 def pretrained_text_network(checkpoint: str, classes: int) -> "PreTrainedModel":
-    """A `*ForSequenceClassification` from the hub or a folder."""
+    """A `*ForSequenceClassification` from the hub or a folder.
+
+    Raises:
+        UserError: the checkpoint cannot be had or is not usable.
+    """
     from transformers import AutoModelForSequenceClassification
 
-    return AutoModelForSequenceClassification.from_pretrained(
-        hub_snapshot(checkpoint), num_labels=classes, local_files_only=True
-    )
+    folder = hub_snapshot(checkpoint, weights=True)
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=classes, local_files_only=True
+        )
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{checkpoint} is no usable classifier of texts: {why}") from error
 
 
 class _Residual(nn.Module):

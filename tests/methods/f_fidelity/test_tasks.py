@@ -1,5 +1,6 @@
 """The data sets of the experiment: what is planted is what decides."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,7 +9,14 @@ import torch
 from PIL import Image
 
 from ritornello.common.errors import UserError
-from ritornello.experiments.f_fidelity.networks import ImageNetwork, ResNet9
+from ritornello.experiments.f_fidelity.experiment import Ranking
+from ritornello.experiments.f_fidelity.networks import (
+    ImageNetwork,
+    ResNet9,
+    SeriesNetwork,
+    pretrained_text_network,
+    text_network,
+)
 from ritornello.experiments.f_fidelity.stored_tasks import HubImages, HubText, SeriesFile
 from ritornello.experiments.f_fidelity.tasks import (
     MNIST,
@@ -17,6 +25,7 @@ from ritornello.experiments.f_fidelity.tasks import (
     Series,
 )
 from ritornello.experiments.f_fidelity.training import Networks, Recipe
+from ritornello.methods.f_fidelity.explainers import gradcam
 
 NETWORK = partial(ImageNetwork, 3, (4, 4), 6)
 SMALL = {"train": 40, "validation": 10, "test": 12}
@@ -104,12 +113,25 @@ def test_a_missing_file_is_told_early():
 
 def test_stored_series_are_checked(tmp_path):
     file = tmp_path / "pam.npz"
-    series, classes = np.zeros((6, 4, 3)), np.zeros(6)
-    np.savez(file, x_train=series, y_train=classes, x_test=series, y_test=classes)
-    SeriesFile(NETWORK, path=str(file)).check()
-    np.savez(file, x_train=series[0], y_train=classes, x_test=series, y_test=classes)
-    with pytest.raises(UserError, match=r"\(n, time, sensors\)"):
-        SeriesFile(NETWORK, path=str(file)).check()
+    series, classes = np.zeros((6, 16, 3)), np.arange(6) % 2
+    good = {"x_train": series, "y_train": classes, "x_test": series, "y_test": classes}
+    task = SeriesFile(partial(SeriesNetwork, 3, 4, 2), 4, 2, 3, path=str(file))
+    np.savez(file, **good)
+    task.check()
+    for change, told in (
+        ({"x_train": series[0]}, r"\(n, time, sensors\)"),
+        ({"y_test": classes + 1}, "labels must lie in 0 to 1.* from 1 to 2"),
+        ({"y_test": classes[:5]}, "one label for each series"),
+        ({"x_test": series + np.nan}, "x_test holds NaN"),
+        ({"x_test": np.zeros((6, 16, 5))}, "task.network cannot take its inputs"),
+        ({"x_train": series[:2], "y_train": classes[:2]}, "task.validation=2 leaves none"),
+    ):
+        np.savez(file, **(good | change))
+        with pytest.raises(UserError, match=told):
+            task.check()
+    file.write_text("not numbers")
+    with pytest.raises(UserError, match=r"not an \.npz file"):
+        task.check()
 
 
 def test_a_data_set_of_the_hub_is_asked_for_before_anything_is_trained(monkeypatch):
@@ -133,7 +155,52 @@ def test_images_of_the_hub_come_from_a_folder_and_are_counted(tmp_path):
     assert data.train.inputs.shape == (4, 3, 8, 8)
     white = data.test.inputs[1, 0, 0, 0].item()
     assert white == pytest.approx((1 - 0.485) / 0.229, abs=1e-5)
-    with pytest.raises(UserError, match="holds 6 images"):
-        HubImages(NETWORK, 5, 2, 3, name=str(tmp_path), pixels=8).data(0)
-    with pytest.raises(UserError, match="label"):
-        HubImages(NETWORK, 4, 2, 3, name=str(tmp_path), label="label").data(0)
+    task.check()
+    for wrong, told in (
+        ({"train": 5}, "holds 6 images"),
+        ({"label": "label"}, "label"),
+        ({"test_split": "valid"}, "valid"),
+        ({"image": "fine_label"}, "must hold images, got int"),
+        ({"network": partial(ImageNetwork, 3, (4, 4), 1)}, "labels must lie in 0 to 0"),
+        ({"network": partial(ImageNetwork, 1, (4, 4), 6)}, "task.network cannot take"),
+    ):
+        with pytest.raises(UserError, match=told):
+            replace(task, **wrong).check()
+
+
+def test_texts_of_the_hub_are_looked_at_before_anything_is_trained(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+    rows = {"sentence": ["good film", "film"] * 3, "label": [0, 1] * 3, "number": [1] * 6}
+    for split, labels in (("train", rows["label"]), ("validation", [0] * 6), ("test", [-1] * 6)):
+        stored = datasets.Dataset.from_dict(rows | {"label": labels})
+        stored.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "film"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(tmp_path / "bert")
+    network = partial(text_network, len(words), 2, max_tokens=8)
+    where = {"name": str(tmp_path), "tokenizer": str(tmp_path / "bert"), "max_tokens": 8}
+    task = HubText(network, 4, 2, 3, **where, mask_id=4, special_ids=(0, 2, 3))
+    task.check()
+    for wrong, told in (
+        ({"test_split": "test"}, "labels must lie in 0 to 1.* from -1"),
+        ({"mask_id": 103}, r"mask is 4, .* by \[0, 2, 3\]"),
+        ({"special_ids": (0, 2)}, "framed"),
+        ({"texts": ("number",)}, "must hold texts"),
+        ({"texts": ("question",)}, "question"),
+        ({"max_tokens": 16}, "task.network cannot take"),
+        ({"validation": 6}, "leaves none"),
+        ({"network": partial(pretrained_text_network, str(tmp_path), 2)}, "no whole checkpoint"),
+    ):
+        with pytest.raises(UserError, match=told):
+            replace(task, **wrong).check()
+
+
+def test_an_unknown_layer_and_bad_sizes_are_told_before_anything_is_trained():
+    recipe = Recipe(3, 1e-2, 2, 1e-3)
+    part = Ranking(Glyphs(NETWORK), recipe, "n", partial(gradcam, layer="3"), [0.5], 2)
+    part.prepare()
+    with pytest.raises(UserError, match="layer must be a module of the network, got 'res2'"):
+        replace(part, explainer=partial(gradcam, layer="res2")).prepare()
+    with pytest.raises(ValueError, match="sizes"):
+        replace(part, sizes=[0.5, 0.2]).prepare()
