@@ -104,7 +104,13 @@ class Ranking(_OnTask):
 
     def prepare(self) -> None:
         super().prepare()
-        check_sizes(self.sizes)
+        try:
+            check_sizes(self.sizes)
+            RandomRemoval(self.recipe.beta, distribution=self.recipe.distribution)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if self.n_samples < 1:
+            raise UserError(f"n_samples must be at least 1, got {self.n_samples}")
         layer = getattr(self.explainer, "keywords", {}).get("layer")
         if layer is not None:
             with torch.random.fork_rng(devices=[]):

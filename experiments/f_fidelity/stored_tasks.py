@@ -184,7 +184,8 @@ class HubText(Task):
         """Fetches the data set, the tokenizer and what the network starts from; looks at them."""
         hub_snapshot(self.name, repo_type="dataset")
         tokenizer, network = load_tokenizer(self.tokenizer), self.network()
-        framing = {*tokenizer("")["input_ids"], tokenizer.pad_token_id} - {None}
+        framed: Any = [*tokenizer("").input_ids, tokenizer.pad_token_id]
+        framing = set(framed) - {None}
         if self.mask_id not in tokenizer.all_special_ids or not framing <= set(self.special_ids):
             raise UserError(
                 f"task.mask_id={self.mask_id} and task.special_ids={list(self.special_ids)} are "

@@ -202,5 +202,6 @@ def test_an_unknown_layer_and_bad_sizes_are_told_before_anything_is_trained():
     part.prepare()
     with pytest.raises(UserError, match="layer must be a module of the network, got 'res2'"):
         replace(part, explainer=partial(gradcam, layer="res2")).prepare()
-    with pytest.raises(ValueError, match="sizes"):
-        replace(part, sizes=[0.5, 0.2]).prepare()
+    for wrong in ({"sizes": [0.5, 0.2]}, {"n_samples": 0}, {"recipe": replace(recipe, beta=1.5)}):
+        with pytest.raises(UserError, match=r"sizes|n_samples|fraction"):
+            replace(part, **wrong).prepare()
