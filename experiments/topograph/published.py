@@ -8,7 +8,7 @@ from ritornello.common.errors import UserError
 from ritornello.common.runs import Cell, CellContext, Experiment, Measurement
 from ritornello.experiments.topograph.data import SegmentationData
 from ritornello.experiments.topograph.experiment import mask_errors
-from ritornello.experiments.topograph.residual_unet import load_published
+from ritornello.experiments.topograph.residual_unet import ResidualUNet, load_published
 from ritornello.experiments.topograph.training import predict
 
 
@@ -21,6 +21,19 @@ class Checkpoint:
     """
 
     path: str
+
+    def prepare(self) -> None:
+        """Reads the network once, before anything is trained."""
+        self.network()
+
+    def network(self) -> ResidualUNet:
+        """The network, on the CPU."""
+        files = glob.glob(self.path)
+        if len(files) != 1:
+            raise UserError(
+                f"path={self.path!r} must match one checkpoint, it matches {len(files)} files"
+            )
+        return load_published(files[0])
 
 
 @dataclass
@@ -43,12 +56,6 @@ class Published(Experiment):
 
     def measure(self, arm: Checkpoint, cell: Cell, context: CellContext) -> Iterator[Measurement]:
         """Errors of the published network on the test set."""
-        files = glob.glob(arm.path)
-        if len(files) != 1:
-            raise UserError(
-                f"parts.{cell.part}.arms.{cell.arm}.path={arm.path!r} must match one checkpoint, "
-                f"it matches {len(files)} files"
-            )
-        network = load_published(files[0]).to(self.device)
+        network = arm.network().to(self.device)
         images, masks = self.data.load("test", cell.seed)
         yield from mask_errors(predict(network, images, self.batch_size), masks, classes=2)

@@ -33,6 +33,11 @@ class Objective:
     iterations: int = 5
     topology: nn.Module | None = None
 
+    def prepare(self) -> None:
+        """Calls the topological loss once: what it lacks is told before anything is trained."""
+        if self.topology is not None and self.alpha:
+            self.topology(torch.zeros(1, 2, 8, 8), torch.zeros(1, 8, 8, dtype=torch.long))
+
     def __call__(self, logits: Tensor, target: Tensor, *, warm: bool) -> Float[Tensor, ""]:
         loss = SoftDiceCLDiceLoss(self.beta, iterations=self.iterations)(logits, target)
         if warm and self.topology is not None and self.alpha:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from urllib.error import URLError
 
 import torch
@@ -108,4 +109,8 @@ def _fetched() -> Mapping[str, Tensor]:
 def _read(file: Path) -> Mapping[str, Tensor]:
     if not file.is_file():
         raise UserError(f"weights={str(file)!r}: there is no such file")
-    return torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (KeyError, RuntimeError, EOFError, UnpicklingError) as error:
+        raise UserError(f"weights={str(file)!r} cannot be read: {error}") from error
+    return state if isinstance(state, Mapping) else {}

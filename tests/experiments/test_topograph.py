@@ -331,3 +331,29 @@ def test_masks_of_classes_are_numbers(tmp_path):
         ImagePairs(*files, test=1, tile=8, classes=3).check()
     with pytest.raises(UserError, match="2 with invert"):
         ImagePairs(*files, test=1, tile=8, classes=3, invert=True)
+
+
+def test_what_arms_need_is_looked_for_before_training(tmp_path):
+    config = compose_config(
+        [
+            "experiment=topograph/paper",
+            "device=cpu",
+            "device=cpu",
+            f"settings.vgg19={tmp_path}/vgg19.pth",
+            f"settings.checkpoints={tmp_path}",
+        ]
+    )
+    parts = build_plan(resolve(config)).parts
+    with pytest.raises(UserError, match="there is no such file"):
+        parts["segmentation"].arms["mosin"].prepare()
+    with pytest.raises(UserError, match="matches 0 files"):
+        parts["published"].arms["mosin"].prepare()
+    for half in (tmp_path / "vgg19.pth", tmp_path / "mosin" / "best.pth"):
+        half.parent.mkdir(exist_ok=True)
+        half.write_bytes(b"half")
+    with pytest.raises(UserError, match="cannot be read"):
+        parts["segmentation"].arms["mosin"].prepare()
+    with pytest.raises(UserError, match="does not hold"):
+        parts["published"].arms["mosin"].prepare()
+    for arm in ("dice", "betti_matching", "topograph"):
+        parts["segmentation"].arms[arm].prepare()
