@@ -136,6 +136,7 @@ def removal_rank(
 ) -> Int[Tensor, "batch elements"]:
     """Place of every element in the order of removal, 0 first; what must stay comes last."""
     flat = scores.reshape(len(scores), -1)
+    flat = flat if flat.is_floating_point() else flat.double()  # masks and ranks are scores too
     key = -flat if order == "morf" else flat
     key = key.masked_fill(~removable, torch.inf)
     # Scores of -inf or inf must not pass elements that may not be removed: sort those last, stably.
@@ -281,7 +282,12 @@ def _uniform(
 def predict(model: nn.Module, inputs: Inputs) -> Float[Tensor, "batch classes"]:
     """Logits of a classifier, plain or of transformers' kind."""
     output = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
-    logits = output if isinstance(output, Tensor) else output.logits
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if logits is None:
+        raise ValueError(
+            "model must give logits, or an output that has them as .logits, "
+            f"got {type(output).__name__}"
+        )
     if logits.ndim != 2:
         raise ValueError(f"model must give (batch, classes) logits, got {tuple(logits.shape)}")
     return logits

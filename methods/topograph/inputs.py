@@ -68,12 +68,15 @@ def scores_and_classes(
 ) -> tuple[Float[Tensor, "batch classes height width"], Int[Tensor, "batch height width"]]:
     """Class probabilities and class indices of what a loss is called with.
 
+    Probabilities are fp32 (fp64 for fp64): sums over many pixels overflow half precision.
+
     Raises:
         ValueError: see `check_logits` and `target_classes`.
     """
     check_logits(logits)
     classes = target_classes(target, logits, ignore)
-    return logits.softmax(1) if softmax else logits, classes
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    return scores.softmax(1) if softmax else scores, classes
 
 
 def largest_class(

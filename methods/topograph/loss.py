@@ -208,4 +208,4 @@ class DiceTopographLoss(nn.Module):
         beta = self.overlap.beta
         loss = (1 - beta) * dice + beta * cldice + alpha * topology
         terms = {"dice": dice, "cldice": cldice, "topograph": topology}
-        return loss, {name: term.detach() for name, term in terms.items()}
+        return loss.to(logits.dtype), {name: term.detach() for name, term in terms.items()}

@@ -95,14 +95,14 @@ class SoftDiceCLDiceLoss(nn.Module):
     def forward(
         self, logits: Float[Tensor, "batch classes height width"], target: Tensor
     ) -> Float[Tensor, ""]:
-        """The loss; `target` holds class indices (batch, height, width) or is one-hot.
+        """The loss, in the dtype of `logits`; `target` holds class indices or is one-hot.
 
         Raises:
             ValueError: as `TopographLoss`.
         """
         scores, classes = scores_and_classes(logits, target, softmax=self.softmax)
         dice, cldice = self.terms(scores, classes)
-        return (1 - self.beta) * dice + self.beta * cldice
+        return ((1 - self.beta) * dice + self.beta * cldice).to(logits.dtype)
 
     def terms(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Dice and clDice; the latter is 0 when it has no share."""

@@ -296,6 +296,32 @@ def test_bad_input_is_named(case, name):
         removal_curve(judge, x, **arguments)
 
 
+@pytest.mark.parametrize("wrap", [lambda x: (x,), lambda x: {"logits": x}, lambda x: None])
+def test_other_outputs_than_logits_are_refused(case, wrap):
+    judge, x, labels, scores = case
+
+    class Wrapped(nn.Module):
+        def forward(self, inputs):
+            return wrap(judge(inputs))
+
+    with pytest.raises(ValueError, match="model must give logits"):
+        removal_curve(Wrapped().eval(), x, labels, scores, [0.5])
+
+
+def test_masks_and_integer_ranks_are_scores(case):
+    judge, x, labels, scores = case
+    ranks = scores.flatten(1).argsort(1).argsort(1).view(scores.shape)
+    for order in ("morf", "lerf"):
+        expected = removal_curve(judge, x, labels, scores, [0.2, 0.5], order=order)
+        for kind in (torch.int64, torch.uint8):
+            found = removal_curve(judge, x, labels, ranks.to(kind), [0.2, 0.5], order=order)
+            assert torch.equal(found, expected)
+        mask = ranks >= ranks.amax() // 2
+        found = removal_curve(judge, x, labels, mask, [0.2, 0.5], order=order)
+        expected = removal_curve(judge, x, labels, mask.float(), [0.2, 0.5], order=order)
+        assert torch.equal(found, expected)
+
+
 def test_more_bad_input_is_named(case):
     judge, x, labels, scores = case
     with pytest.raises(ValueError, match=r"call model.eval\(\)"):

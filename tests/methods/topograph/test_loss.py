@@ -172,6 +172,18 @@ def test_ties_go_to_the_lowest_class_in_any_precision():
     assert value == torch.tensor(2 / 3 / 3, dtype=torch.bfloat16)
 
 
+def test_half_precision_does_not_overflow_in_sums_over_pixels():
+    target = torch.arange(512).expand(1, 512, 512) // 256
+    logits = 2 * torch.nn.functional.one_hot(target, 2).movedim(-1, 1).float()
+    for loss in (SoftDiceCLDiceLoss(0.5), lambda x, y: DiceTopographLoss(beta=0.5)(x, y)[0]):
+        half = logits.half().requires_grad_()
+        value = loss(half, target)
+        value.backward()
+        assert value.dtype == torch.float16
+        assert bool(half.grad.isfinite().all())
+        torch.testing.assert_close(value.float(), loss(logits, target), rtol=1e-3, atol=1e-3)
+
+
 def test_autocast_and_compile(problem):
     logits, target = problem()
     expected = TopographLoss()(logits, target)
