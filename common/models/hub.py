@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ritornello.common.errors import UserError
+from ritornello.common.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -146,8 +146,7 @@ def check_checkpoint(name_or_path: str, revision: str | None = None) -> None:
             with safe_open(opened, "pt"):
                 pass
     except Exception as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{opened} is not a usable checkpoint: {why}") from error
+        raise UserError(f"{opened} is not a usable checkpoint: {one_line(error)}") from error
 
 
 def check_architecture(
@@ -209,8 +208,7 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> "PreTraine
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{name_or_path} has no usable tokenizer: {why}") from error
+        raise UserError(f"{name_or_path} has no usable tokenizer: {one_line(error)}") from error
 
 
 def load_sentence_encoder(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ritornello.common.errors import UserError
+from ritornello.common.errors import UserError, one_line
 from ritornello.common.models.hub import hub_snapshot
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def pretrained_text_network(checkpoint: str, classes: int) -> "PreTrainedModel":
             folder, num_labels=classes, local_files_only=True
         )
     except Exception as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{checkpoint} is no usable classifier of texts: {why}") from error
+        raise UserError(
+            f"{checkpoint} is no usable classifier of texts: {one_line(error)}"
+        ) from error
 
 
 class _Residual(nn.Module):

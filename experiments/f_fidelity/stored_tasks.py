@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ritornello.common.errors import UserError
+from ritornello.common.errors import UserError, one_line
 from ritornello.common.models.hub import hub_snapshot, load_tokenizer
 from ritornello.experiments.f_fidelity.tasks import Data, Split, Task
 from ritornello.methods.f_fidelity import RemovalSpec
@@ -53,8 +53,9 @@ def _check_split(where: str, network: nn.Module, example: Inputs, labels: Tensor
         with torch.no_grad():
             classes = predict(network.eval(), example).shape[1]
     except Exception as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{where}: task.network cannot take its inputs: {why}") from error
+        raise UserError(
+            f"{where}: task.network cannot take its inputs: {one_line(error)}"
+        ) from error
     low, high = labels.min().item(), labels.max().item()
     if low < 0 or high >= classes:
         raise UserError(

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from functools import partial
 
 import pytest
 
@@ -24,11 +23,9 @@ from ritornello.common.chat import (
     ScriptedClient,
     Text,
     Usage,
-    check_server,
     replicates,
 )
 from ritornello.common.chat.pacing import AdaptiveLimit, RateLimit, retry_after_seconds
-from ritornello.common.errors import UserError
 
 FAST = RetryPolicy(attempts=3, base_seconds=0.01, cap_seconds=0.02)
 PARAMS = GenerationParams(max_tokens=8)
@@ -423,22 +420,6 @@ def test_a_local_model_can_be_served(client):
     local = client.generate(prompts, params)
     assert [answer.text for answer in served] == [answer.text for answer in local]
     assert [answer.usage for answer in served] == [answer.usage for answer in local]
-
-
-def test_a_server_that_cannot_be_asked_is_told_before_the_work():
-    def teacher(client):
-        raise AssertionError("nothing is built")
-
-    with FakeServer(echo_client()) as server:
-        loader = partial(OpenAIClient, server.base_url, model="fake")
-        check_server(partial(teacher, client=loader))
-        assert [request.body["max_tokens"] for request in server.requests] == [1]
-    with pytest.raises(UserError, match=f"cannot be asked.*{server.base_url}.*Connection error"):
-        check_server(loader)
-    unknown = FakeServer(echo_client(), misbehave=lambda n, body: Fault("status", 404))
-    with unknown as server, pytest.raises(UserError, match="fake answered 404"):
-        check_server(partial(OpenAIClient, server.base_url, model="fake"))
-    check_server(teacher)
 
 
 def test_a_call_works_inside_a_running_event_loop():
